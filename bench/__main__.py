@@ -1,8 +1,8 @@
 """
-All measurements, against a real API server (the control plane alone): `python -m bench`.
+Runs all measurements against a real API server (only the control plane): `python -m bench`.
 
 Prints the machine and one line per row. Exits with 1 if a budget is exceeded, and names it.
-docs/contributors/performance.md explains what is measured and why.
+docs/contributors/performance.md explains the measurements and their purpose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """
-The objects on which the operator acts beside :mod:`.scene`: policies, drivers, and maintenances of
-as many devices as one can have.
+Further objects on which the operator acts, in addition to :mod:`.scene`: policies, drivers, and
+maintenances with the largest number of devices.
 
 Each driver publishes one slice on each of its nodes, and each maintenance takes the devices of one
 of these slices out of service. Does not depend on processes, clocks or budgets.
@@ -19,7 +19,7 @@ from bench.scene import node_name
 from drakit_formats import crds
 
 WRITERS = "drakit-operator"
-"""The beginning of the operator's user agent."""
+"""The start of the operator's user agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Acting:
     drivers: int = 50
     nodes_per_driver: int = 2
     devices: int = 64
-    """Devices per slice, and so per maintenance."""
+    """Devices per slice, and therefore per maintenance."""
 
     @property
     def maintenances(self) -> int:
@@ -40,7 +40,7 @@ class Acting:
 
     @property
     def rules(self) -> int:
-        """DeviceTaintRules: one for each device in maintenance."""
+        """The number of DeviceTaintRules: one for each device in maintenance."""
         return self.maintenances * self.devices
 
     def facts(self) -> str:
@@ -74,7 +74,7 @@ class Acting:
                 yield self.slice_body(number, node)
 
     def slice_body(self, driver: int, node: int, *, generation: int = 1) -> Body:
-        """Return a slice of a driver on a node. Those of even generations lack a device."""
+        """Return a slice of a driver on a node. In even generations, a device is missing."""
         name, devices = node_name(node), self.devices - (generation % 2 == 0)
         return {
             "metadata": {"name": f"acting-{driver:02}-{node:04}"},
@@ -114,13 +114,13 @@ def _object(kind: str, name: str, **spec: Any) -> Body:
     }
 
 
-# ---------------------------------------------------------------- what the audit log shows
+# ---------------------------------------------------------------- the audit log
 
 
 def writes_of_operator(
     records: Iterable[Mapping[str, Any]], *, since: str = ""
 ) -> Iterator[Mapping[str, Any]]:
-    """Return the operator's writes, except those of its Lease and reviews, from a time on."""
+    """Return the operator's writes since a time, except those of its Lease and reviews."""
     for record in records:
         of = record.get("objectRef", {})
         if (
@@ -134,7 +134,7 @@ def writes_of_operator(
 
 
 def most_updates(writes: Iterable[Mapping[str, Any]], *, seconds: float) -> int:
-    """Return how many updates of its status one object has got within some seconds at most."""
+    """Return the largest number of status updates that one object got within some seconds."""
     times: dict[tuple[str, str], list[float]] = {}
     for record in writes:
         of = record["objectRef"]

@@ -2,10 +2,9 @@
 The time of a check of parameters by the operator's webhook: `python -m bench.admission`.
 
 The webhook runs in its own process on one core, with Kopf, TLS and the schemas of the example
-driver for GPUs. The load runs beside it on the other cores: requests start at fixed times, whether
-the ones before are answered or not, over four connections, as API servers have. A quarter is
-refused. A time is from when a request must start until its answer is read, so that it includes a
-queue.
+driver for GPUs. The load runs on the other cores. Requests start at fixed times, whether or not the
+previous ones have completed, over four connections, as with API servers. A quarter is rejected. A
+time lasts from the scheduled start of a request until its response is read, so it includes queuing.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _waited_ms(*pids: int) -> float:
-    """Return how long the threads of processes could run, and other ones had their core."""
+    """Return how long the threads of processes were runnable while others used their core."""
     files = (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(path.read_text().split()[1]) for path in files) / 1e6
 

@@ -1,5 +1,6 @@
 """
-The API server's part: allocated claims, slices, and what the operator's scene needs.
+The API server for the measurements: allocated claims, slices, and the objects of the operator's
+scene.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Body = dict[str, Any]
 
 NAMESPACE = "default"
 WRITERS = 32
-"""Claims that are created at a time."""
+"""Claims that are created concurrently."""
 
 REQUEST_SECONDS = 60.0
-"""Timeout of a request: some objects are as large as the API server accepts, and a slow disk needs
-more than 10 s to delete thousands of Events."""
+"""The timeout of a request. Some objects have the largest size that the API server accepts, and a
+slow disk needs more than 10 s to delete thousands of Events."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -40,7 +41,7 @@ _WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 
 @contextmanager
 def connected(kubeconfig: Path) -> Generator[ApiServer]:
-    """Connect in a loop that runs only while a method of the API server does."""
+    """Connect in an event loop that runs only during a method of the API server."""
     timeouts = Timeouts(request_seconds=REQUEST_SECONDS)
     with asyncio.Runner() as runner:
         session = runner.run(connect(kubeconfig, user_agent="drakit-bench", timeouts=timeouts))
@@ -51,7 +52,7 @@ def connected(kubeconfig: Path) -> Generator[ApiServer]:
 
 
 class ApiServer:
-    """Calls of the API server that block until they are answered."""
+    """Blocking calls of the API server."""
 
     def __init__(self, session: Session, runner: asyncio.Runner) -> None:
         self._session = session
@@ -88,7 +89,7 @@ class ApiServer:
         return self._runner.run(self._session.list(_SLICES, params=selector)).items
 
     def slice_writes(self) -> int:
-        """Return how many writes of ResourceSlices have succeeded, from any client."""
+        """Return how many writes of ResourceSlices by any client have succeeded."""
         return self._runner.run(self.count_slice_writes())
 
     def delete_slices(self, driver: str) -> None:
@@ -108,7 +109,7 @@ class ApiServer:
         self._runner.run(each_of(bodies, create))
 
     def run(self, work: Callable[[Session], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Do what needs the session, in its loop."""
+        """Run a coroutine with the session, in its loop."""
         return self._runner.run(work(self._session))
 
     def has_events(self) -> bool:
@@ -117,9 +118,9 @@ class ApiServer:
         return any(each.get("reportingController") == "drakit.dev/operator" for each in events)
 
     async def count_slice_writes(self) -> int:
-        """As `slice_writes`, in the session's loop."""
+        """The same as `slice_writes`, in the session's loop."""
         writes = 0
-        # Not JSON, which is all that a session reads.
+        # A session only parses JSON, which this is not.
         async with self._session.http.get(f"{self._session.server}/metrics") as response:
             response.raise_for_status()
             text = await response.text()
@@ -142,7 +143,8 @@ class ApiServer:
             },
         )
         here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
-        # Without reservedFor: the controller manager takes back what no pod reserves any more.
+        # Without reservedFor, because the controller manager releases claims that no pod reserves
+        # any more.
         allocation = {
             "devices": {"results": [result]},
             "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},

@@ -1,8 +1,8 @@
 """
-What tenants can write to delay or end the operator: objects of the largest size, number, depth or
-cost that the API server accepts, from one namespace or from many.
+Objects that tenants can create to delay or stop the operator. They have the largest size, number,
+depth or cost that the API server accepts, in one namespace or in many.
 
-Each attack has namespaces of its own. :data:`ATTACKS` has them all, in the order of their rows;
+Each attack has its own namespaces. :data:`ATTACKS` contains them all, in the order of their rows;
 :mod:`.hostile` runs them. Does not depend on processes, clocks or budgets.
 """
 
@@ -19,7 +19,7 @@ from drakit_formats import crds
 
 GPUS = "gpu.hostile.drakit.dev"
 NICS = "nic.hostile.drakit.dev"
-"""Two drivers, each with a class of its name."""
+"""Two drivers, each with a class of the same name."""
 
 NODES = 20
 DEVICES = 32
@@ -29,10 +29,10 @@ COLORS = 5
 """Values of the attribute ``color``."""
 
 HANGS = "the helper hangs here"
-"""A text in a selector for which the helper of the attack ``helper`` gives no answer."""
+"""A string in a selector for which the helper of the attack ``helper`` hangs."""
 
 LEVELS = 1_200
-"""Levels of values that are nested too deeply to be parsed."""
+"""The depth of values that are nested too deeply to be parsed."""
 
 _NESTED = "@nested"
 _DEEP_LIST = "[" * LEVELS + "1" + "]" * LEVELS
@@ -40,8 +40,8 @@ _DEEP_FIELDS = '{"f:x":' * LEVELS + "{}" + "}" * LEVELS
 
 
 OF_MANY = 40
-"""Objects that each of many namespaces creates at least, if the attack has as many. Beyond that,
-the namespaces share the number of one."""
+"""The minimum number of objects that each of many namespaces creates, if the attack has that many.
+Beyond that, the namespaces share the number of one."""
 
 
 class Item(NamedTuple):
@@ -59,10 +59,10 @@ class Attack:
 
     name: str
     facts: str
-    """What the row shows of it."""
+    """The facts that the row shows."""
 
     items: Callable[[str], Iterator[Item]]
-    """From a namespace to objects."""
+    """Returns the objects for a namespace."""
 
     rewrites: int = 0
     """How often per second the first object is changed."""
@@ -70,7 +70,7 @@ class Attack:
     helper_hangs: bool = False
 
     def namespaces(self, number: int) -> list[str]:
-        """Name the first of its namespaces."""
+        """Return the names of the first namespaces of the attack."""
         return [f"{self.name}-{each}" for each in range(number)]
 
     def items_of(self, namespaces: Sequence[str]) -> Iterator[Item]:
@@ -84,7 +84,8 @@ class Attack:
 
 
 def scene() -> Iterator[Item]:
-    """Yield what is there before each attack: classes, nodes, and the devices of two drivers."""
+    """Yield the objects that exist before each attack: classes, nodes, and the devices of two
+    drivers."""
     for driver in (GPUS, NICS):
         selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
         yield _item("deviceclasses", "", driver, {"spec": {"selectors": [selector]}})
@@ -112,7 +113,8 @@ def scene() -> Iterator[Item]:
 
 
 def innocent(namespace: str, name: str) -> Iterator[Item]:
-    """Yield a claim that no device fulfills, and its pod: the operator has a reason to report."""
+    """Yield a claim that no device matches, and its pod, so that the operator has a reason to
+    report."""
     yield _claim(namespace, name, [_request("gpu", _is("model", f'"{name}"'))])
     yield _pod(namespace, name, name)
 
@@ -136,7 +138,7 @@ def _alternatives(namespace: str) -> Iterator[Item]:
 
 
 def _with_alternatives(namespace: str, name: str, *, count: int) -> Iterator[Item]:
-    """Four requests of eight alternatives each; no two devices have the same serial number."""
+    """Yield requests with eight alternatives each. No two devices have the same serial number."""
     requests = [
         {
             "name": f"{name}-{number}",
@@ -161,7 +163,7 @@ def _distinct(namespace: str) -> Iterator[Item]:
 
 
 def _with_distinct(namespace: str, name: str, *, count: int) -> Iterator[Item]:
-    """More requests for devices of different colors than there are colors."""
+    """Yield more requests for devices of different colors than there are colors."""
     requests = [_request(f"r{number}") for number in range(count)]
     different = [{"distinctAttribute": f"{GPUS}/color"}]
     yield _claim(namespace, name, requests, constraints=different)
@@ -169,14 +171,14 @@ def _with_distinct(namespace: str, name: str, *, count: int) -> Iterator[Item]:
 
 
 def _searches(namespace: str) -> Iterator[Item]:
-    """Different searches, each with a remedy to find and a reason to confirm."""
+    """Yield different searches, each with a remedy to find and a reason to confirm."""
     for number in range(250):
         yield from _with_alternatives(namespace, f"alternatives-{number}", count=1 + number % 4)
         yield from _with_distinct(namespace, f"distinct-{number}", count=COLORS + 1 + number % 10)
 
 
 def _sixteen_claims(namespace: str) -> Iterator[Item]:
-    """One pod, whose claims have all requests and alternatives that are allowed."""
+    """Yield one pod whose claims have the maximum number of requests and alternatives."""
     names = [f"c{number}" for number in range(16)]
     for name in names:
         requests = [
@@ -194,7 +196,7 @@ def _sixteen_claims(namespace: str) -> Iterator[Item]:
 
 
 def _sixteen_requests(namespace: str) -> Iterator[Item]:
-    """One pod with 16 claims, each with a search of its own."""
+    """Yield one pod with 16 claims, each with its own search."""
     names = [f"c{number}" for number in range(16)]
     for number, name in enumerate(names):
         exactly = {"deviceClassName": (GPUS, NICS)[number % 2], "count": 4}
@@ -215,7 +217,7 @@ def _affinity(namespace: str) -> Iterator[Item]:
 
 
 def _pod_with_terms(namespace: str, name: str, *, terms: int) -> Item:
-    """A pod with a term for each 56 bytes."""
+    """Return a pod with a term for each 56 bytes."""
     term = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
     required = {"nodeSelectorTerms": [term] * terms}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
@@ -223,7 +225,8 @@ def _pod_with_terms(namespace: str, name: str, *, terms: int) -> Item:
 
 
 def _four_bytes(namespace: str) -> Iterator[Item]:
-    """Python needs four bytes for each character of a text that has a single such character."""
+    """Yield a pod with one character for which Python needs four bytes for each character of a
+    string."""
     for number in range(48):
         name = f"c{number}"
         selectors = [
@@ -235,7 +238,7 @@ def _four_bytes(namespace: str) -> Iterator[Item]:
 
 
 def _expressions(namespace: str) -> Iterator[Item]:
-    """Twelve pods, each with almost as many selectors as are evaluated for one."""
+    """Yield twelve pods, each with almost as many selectors as are evaluated for one pod."""
     for pod in range(12):
         names = [f"c{pod}-{number}" for number in range(3)]
         for name in names:
@@ -253,13 +256,13 @@ def _many(namespace: str) -> Iterator[Item]:
 
 
 def _small(namespace: str) -> Iterator[Item]:
-    """Pods that the budget for content admits, each with a selector of its own."""
+    """Yield pods that the limit for content admits, each with its own selector."""
     for number in range(3_000):
         yield from innocent(namespace, f"p{number}")
 
 
 def _parameters(namespace: str) -> Iterator[Item]:
-    """Small values, each of which is 20 times as large in memory as in JSON."""
+    """Yield small values, each of which is 20 times as large in memory as in JSON."""
     for number in range(40):
         small: Body = {"x": [[]] * 3_400}
         name = f"c{number}"
@@ -276,7 +279,7 @@ def _writer(namespace: str) -> Iterator[Item]:
 
 
 def _expensive(namespace: str) -> Iterator[Item]:
-    """Selectors that take almost the time that the API server allows, for each device."""
+    """Yield selectors that take almost the time that the API server allows, for each device."""
     numbers = json.dumps(list(range(40)))
     for number in range(20):
         name = f"p{number}"
@@ -300,7 +303,7 @@ def _hanging(namespace: str) -> Iterator[Item]:
 
 
 def _nested(namespace: str) -> Iterator[Item]:
-    """An object of each kind whose managed fields cannot be parsed, and such parameters."""
+    """Yield an object of each kind whose managed fields cannot be parsed, and such parameters."""
     name = f"{namespace}-nested"
     spec = {"devices": {"requests": [_request("r")]}}
     slice_spec = {
@@ -400,7 +403,7 @@ def _item(resource: str, namespace: str, name: str, body: Body) -> Item:
 
 
 def _text(body: Body) -> str:
-    """Return JSON as the API server writes it."""
+    """Return JSON in the form that the API server writes."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -29,7 +29,7 @@ from drakit.device import ClaimReference
 
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
-"""The claims that are measured, and the size of the batches in which the others are prepared."""
+"""The number of measured claims, and the size of the batches in which the others are prepared."""
 
 TIME_BUDGETS: Mapping[tuple[str, int], float] = {
     ("prepare", 1): 1.75,
@@ -38,7 +38,7 @@ TIME_BUDGETS: Mapping[tuple[str, int], float] = {
     ("repeat", 64): 1.1,
     ("unprepare", 64): 3,
 }
-"""Budget of the p50 as a multiple of the skeleton's, by operation and size of batch. A repeated
+"""Budget of the p50 as a multiple of the skeleton's, by operation and batch size. A repeated
 prepare is compared with the skeleton's prepare."""
 
 RESIDENT_RATIO = 1.2
@@ -50,14 +50,14 @@ SPEED_UP = 4.0
 """Minimum speedup of concurrent pods over sequential pods."""
 
 GROWTH_MIB = 1.0
-"""Budget of the growth of VmRSS in an endurance run. The heap's fragments move it by a few tenths;
-a leak of 32 bytes a pair would be 2.4 MiB."""
+"""Budget of the growth of VmRSS in an endurance run. Heap fragmentation changes it by a few tenths;
+a leak of 32 bytes per pair would be 2.4 MiB."""
 
 PODS = 8
 CLAIMS_OF_PODS = (1, 4)
 DEVICE_TIME = "20ms"
 WARM_UP = 3
-"""Warm-up repetitions, not counted: connections are opened, code is loaded."""
+"""Warm-up repetitions, which are not measured: connections are opened, code is loaded."""
 
 SAMPLES_OF_ENDURANCE = 100
 
@@ -67,18 +67,18 @@ class Plan:
     """The size of a run."""
 
     cycles: int
-    """Repetitions of each number of resident claims, in turns."""
+    """Repetitions of each number of resident claims, in turn."""
 
     resident: tuple[int, ...]
     repetitions: Mapping[int, int]
-    """Samples in each turn, by size of batch."""
+    """Samples in each turn, by batch size."""
 
     pairs: int
     """Pairs of prepare and unprepare of one claim, in the endurance run."""
 
     idle_seconds: float
     changes: int
-    """Changes of devices, a thousand per second."""
+    """Changes of devices, at a rate of a thousand per second."""
 
 
 FULL = Plan(
@@ -98,16 +98,16 @@ QUICK = Plan(
     idle_seconds=5,
     changes=3_000,
 )
-"""Shows gross regressions within two minutes; decides nothing."""
+"""Shows gross regressions within two minutes, but is not conclusive."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Samples:
-    """The times of one operation in one state of the plugin, in seconds, as they come."""
+    """The times of one operation in one state of the plugin, in seconds and in order."""
 
     seconds: list[float] = field(default_factory=list[float])
     skeleton: list[float] = field(default_factory=list[float])
-    """The skeleton's times beside them."""
+    """The corresponding times of the skeleton."""
 
 
 class Bench:
@@ -119,7 +119,8 @@ class Bench:
         self._kubeconfig = kubeconfig
         report("creating claims")
         self.measured = api.create_claims([(NODE, f"device-{n}") for n in range(BATCH)])
-        # Shares: a node has fewer devices than claims, if it has thousands of these.
+        # These claims have shares, because a node has fewer devices than claims if it has thousands
+        # of claims.
         devices = [(NODE, f"shared-{n % SHARED}") for n in range(max(plan.resident))]
         self.others = api.create_claims(devices, prefix="other", shared=True)
 
@@ -151,7 +152,7 @@ class Bench:
             report(f"a start with {most} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
                 yield self._restarted(plugin, kubelet)
-        # In a process of its own: a heap that was larger before would hide what grows.
+        # In a separate process: a heap that was larger before would hide the growth.
         report(f"{self._plan.pairs} pairs")
         with folders() as places, self._plugin(drivers, places) as (plugin, kubelet):
             yield self._endurance(plugin, kubelet)
@@ -168,8 +169,8 @@ class Bench:
             yield plugin, kubelet
 
     def _turns(self, kubelet: Kubelet) -> Iterator[int]:
-        """Yield the numbers of resident claims in turns, each after they are prepared. The last
-        ones stay."""
+        """Yield the numbers of resident claims in turn, after they are prepared. The last ones
+        stay."""
         prepared = 0
         for _ in range(self._plan.cycles):
             for resident in self._plan.resident:
@@ -199,7 +200,8 @@ class Bench:
                 samples[operation, batch, resident].skeleton.append(least[operation])
 
     def _restarted(self, plugin: Plugin, kubelet: Kubelet) -> Row:
-        # As after a rolling update: CDI files are restored, the kubelet asks for some claims.
+        # As after a rolling update: CDI files are restored, and the kubelet prepares some claims
+        # again.
         for first in range(0, len(self.others), BATCH * 8):
             kubelet.prepare(self.others[first : first + BATCH])
         time.sleep(self._plan.idle_seconds)
@@ -224,10 +226,10 @@ class Bench:
             at_most={"growth_mib": GROWTH_MIB},
         )
 
-    # ------------------------------------------------------------ pods at once
+    # ------------------------------------------------------------ concurrent pods
 
     def pods(self) -> Iterator[Row]:
-        """Measure pods that start at once, with a slow driver."""
+        """Measure pods that start at the same time, with a slow driver."""
         entry = {**EFFECTS, "config": {"deviceTime": DEVICE_TIME}}
         with folders() as places, self._plugin([HOSTDEV, entry], places) as (_, kubelet):
             for claims in CLAIMS_OF_PODS:
@@ -269,7 +271,7 @@ def _compared(samples: Mapping[tuple[str, int, int], Samples]) -> Iterator[Row]:
 def times_row(
     samples: Samples, *, operation: str, batch: int, resident: int, none_resident: Samples | None
 ) -> Row:
-    """Return the row of one operation, one size of batch and one number of prepared claims."""
+    """Return the row of one operation, one batch size and one number of prepared claims."""
     p50_ms = median_ms(samples.seconds)
     figures = {
         "p50_ms": p50_ms,
@@ -293,7 +295,7 @@ def growth_mib(rss_mib: Sequence[float]) -> float:
 
 
 def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, wanted: int) -> None:
-    """Prepare the next claims, or unprepare the last ones, until as many are prepared as wanted."""
+    """Prepare the next claims, or unprepare the last ones, until the wanted number is prepared."""
     call: Callable[[Sequence[ClaimReference]], float]
     call = kubelet.prepare if wanted > prepared else kubelet.unprepare
     low, high = sorted((prepared, wanted))

@@ -1,9 +1,9 @@
 """
-The node plugin's start and its memory at rest, the processor time of claims, and the number of pods
+The node plugin's start time and idle memory, the processor time of claims, and the number of pods
 with one claim each that are prepared per second.
 
-All but the memory are multiples of :mod:`.skeleton`'s. Unlike times, processor time hardly depends
-on the machine's disk or other load. The driver of the measurement does nothing.
+All figures except the memory are multiples of :mod:`.skeleton`'s. Unlike times, processor time
+hardly depends on the machine's disk or other load. The driver of the measurement does nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.rows import Row, compared, median_ms
 from drakit.device import ClaimReference
 
 START_BUDGET = 3.0
-"""Budget of the start, as a multiple of the skeleton's."""
+"""Budget of the start time, as a multiple of the skeleton's."""
 
 IDLE_BUDGET_MIB = 72.0
 STARTS = 5
@@ -41,7 +41,8 @@ RATE_BUDGET = 0.6
 
 
 def footprint(kubeconfig: Path, *, idle_seconds: float) -> Row:
-    """Return the median time to a served registration socket, and VmRSS after a time at rest."""
+    """Return the median time until a registration socket is served, and VmRSS after an idle
+    time."""
     times: list[float] = []
     skeletons: list[float] = []
     rss_mib = 0.0
@@ -67,7 +68,7 @@ def measure_cost(
     kubeconfig: Path,
     repetitions: Mapping[int, int],
 ) -> Iterator[Row]:
-    """Return all rows; `others` are claims that stay prepared."""
+    """Return all rows. `others` are claims that stay prepared."""
     with (
         folders() as places,
         running([EFFECTS], kubeconfig=kubeconfig, folders=places) as plugin,
@@ -89,7 +90,7 @@ def measure_cost(
 def _costs(
     both: Sequence[tuple[Plugin, Kubelet]], claims: Sequence[ClaimReference], *, count: int
 ) -> Iterator[Row]:
-    """Measure the plugin and the skeleton in turns."""
+    """Measure the plugin and the skeleton in turn."""
     # Milliseconds of both, by operation.
     spent = {"prepare": [0.0, 0.0], "unprepare": [0.0, 0.0]}
     for number in range(-WARM_UP, count):

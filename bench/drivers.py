@@ -1,9 +1,9 @@
 """
-Drivers whose own work takes no time, or a known time: the rest is the plugin's.
+Drivers whose own work takes no time, or a known time. The rest of a measured time is the plugin's.
 
-They have one name, so that the same claims of the API server serve for both; a plugin hosts one of
-them at a time. They publish the devices of the claims that are measured, and a few that all
-other claims share.
+They have the same name, so that the same claims in the API server work for both. A plugin hosts one
+of them at a time. They publish the devices of the measured claims, and a few that all other claims
+share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BenchConfig(DriverConfig):
 
 
 class Effects(Driver[BenchConfig]):
-    """A typical driver: it has side effects to undo."""
+    """A typical driver, which has side effects to undo."""
 
     name = DRIVER
     config_type = BenchConfig
@@ -66,7 +66,7 @@ class Effects(Driver[BenchConfig]):
 
 
 class Separate(Effects):
-    """The same driver, for a process of its own."""
+    """The same driver, for a separate process."""
 
     name = SEPARATE
 
@@ -76,7 +76,7 @@ class Separate(Effects):
 
 
 class Changing(Effects):
-    """A driver whose last device changes when the measurement asks for it."""
+    """A driver whose last device changes on request of the measurement."""
 
     running: Changing | None = None
 

@@ -1,15 +1,15 @@
 """
-The slices of 500 node plugins that start at once, at an API server that throttles them.
+The slices of 500 node plugins that start at the same time, with an API server that throttles them.
 
-Each has its own session, device manager and publisher; all are in this process, without drivers,
-kubelets and checkpoints. They have one ServiceAccount, as in a cluster, and so one flow of API
-Priority and Fairness, which gets few seats and short queues: most requests of a start are rejected
-with 429.
+Each has its own session, device manager and publisher. All are in this process, without drivers,
+kubelets and checkpoints. They have one ServiceAccount, as in a cluster, and therefore one flow of
+API Priority and Fairness, which gets few seats and short queues: most requests of a start are
+rejected with 429.
 
 * ``fleet-publish``: the first start, until every node's pool is complete.
-* ``fleet-restart``: all restart, and their slices are still there.
-* ``fleet-wiped``: all restart, and meanwhile each node's slices are deleted, as its kubelet deletes
-  them when it starts.
+* ``fleet-restart``: all restart, and their slices still exist.
+* ``fleet-wiped``: all restart, and in the meantime each node's slices are deleted, as its kubelet
+  deletes them when it starts.
 
 https://github.com/kubernetes/kubernetes/issues/140011 reports 20 of 6,000 slices that another
 publisher lost.
@@ -47,16 +47,16 @@ from e2e.kit import write_kubeconfig
 NODES = 500
 SLICES_PER_NODE = 12
 DEVICES = SLICES_PER_NODE * 56
-"""Devices of a node: 56 are in a slice."""
+"""Devices of a node. A slice has 56."""
 
 DRIVER = "fleet.bench.drakit.dev"
 ACCOUNT = "fleet"
 
 PUBLISHED_SECONDS = 900.0
-"""Longest wait until all slices are there."""
+"""The longest wait until all slices exist."""
 
 SETTLED_SECONDS = 20.0
-"""Time after that in which none may vanish: wiped slices are restored within 2 s."""
+"""The time after that in which no slice may vanish. Deleted slices are restored within 2 s."""
 
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _NODES = resource_path("v1", "nodes")
@@ -79,7 +79,7 @@ def measure_fleet(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
 
 
 def _prepare(cluster: Cluster, kubeconfig: Path) -> None:
-    """Create the ServiceAccount with its rights, and the limits of its requests."""
+    """Create the ServiceAccount with its permissions, and the limits of its requests."""
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["*"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
@@ -187,7 +187,7 @@ def _unexpected(what: Any) -> None:
 
 @asynccontextmanager
 async def _running(nodes: Collection[_Node], kubeconfig: Path) -> AsyncGenerator[None]:
-    """Run all node plugins, which start at once."""
+    """Run all node plugins, which start at the same time."""
     devices = [
         Device(name=f"device-{number:03}", attributes={"model": "bench", "index": number})
         for number in range(DEVICES)
@@ -254,7 +254,7 @@ def _name(body: dict[str, Any]) -> str:
 
 
 async def _wait_published(session: Session) -> None:
-    """Wait until the API server has as many slices as there should be, or the time is over."""
+    """Wait until the API server has the expected number of slices, or the time is over."""
     until = time.monotonic() + PUBLISHED_SECONDS
     while time.monotonic() < until:
         page = await session.get(_SLICES, params={"limit": "1"})
@@ -265,7 +265,7 @@ async def _wait_published(session: Session) -> None:
 
 
 async def _missing(session: Session, nodes: Collection[_Node]) -> int:
-    """Count the slices that are missing, or are not part of a complete pool."""
+    """Count the slices that are missing, or that do not belong to a complete pool."""
 
     def keep(body: dict[str, Any]) -> tuple[str, int, int, int]:
         spec = body["spec"]

@@ -1,7 +1,8 @@
 """
 A CEL helper that hangs: `python -m bench.hanging PROGRAM ARGUMENTS`.
 
-It passes each line to the real helper and back, but gives no answer to one with a certain text.
+It forwards each line to the real helper and back, but does not respond to lines with a certain
+string.
 """
 
 from __future__ import annotations

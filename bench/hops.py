@@ -1,11 +1,11 @@
 """
-The functions of ours that one prepare and one device change enter: `python -m bench.hops`.
+Counts our functions that one prepare and one device change enter: `python -m bench.hops`.
 
 The real node plugin runs in this process and this thread, with a profile hook in all its threads.
-Its calls come over the unix socket, and its API server is the fake one: other threads run both,
-without the hook. Only what each of several rounds enters counts, so that work on a timer does not.
+Its calls arrive over the Unix socket, and its API server is a fake. Other threads run both, without
+the hook. Only functions that each of several rounds enters are counted, which excludes timers.
 
-The numbers show how much a reader of one call must know.
+The numbers show how much code a reader of one call must understand.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from drakit_nodeplugin.app import Launch, serve
 from drakit_nodeplugin.config import load_config
 
 WARM_UP = 3
-"""Rounds before the first that counts: modules are imported, and connections opened."""
+"""Rounds before the first measured one: modules are imported, and connections opened."""
 
 ROUNDS = 5
 REST_SECONDS = 0.3
-"""The time after which nothing of a call is left to do."""
+"""The time after which no work of a call is left."""
 
 PUBLISHED_SECONDS = 30.0
 
@@ -68,17 +68,17 @@ TESTING = str(REPOSITORY / "drakit" / "testing") + os.sep
 
 @dataclass(kw_only=True)
 class Round:
-    """What the plugin did in one round."""
+    """The work of the plugin in one round."""
 
     functions: dict[tuple[str, str], None] = field(default_factory=dict[tuple[str, str], None])
-    """File and name of our functions, in the order of their first calls. A coroutine that resumes
-    is called."""
+    """File and name of our functions, in the order of their first calls. The resumption of a
+    coroutine is a call."""
 
     tasks: int = 0
-    """Tasks that were created for coroutines of ours."""
+    """Tasks that were created for our coroutines."""
 
     crossings: int = 0
-    """Work or a result that a thread passed to another one."""
+    """The number of times that a thread passed work or a result to another one."""
 
 
 _CREATE_TASK, _WAKE, _SUBMIT = (
@@ -92,14 +92,14 @@ _CREATE_TASK, _WAKE, _SUBMIT = (
 
 
 class Recorder:
-    """The hook. It counts while there is a round."""
+    """The profile hook, which counts during a round."""
 
     def __init__(self) -> None:
         self.round: Round | None = None
 
     @contextmanager
     def recording(self) -> Generator[Round]:
-        """Record from a state of rest to the next one."""
+        """Record from one idle state to the next."""
         time.sleep(REST_SECONDS)
         self.round = recorded = Round()
         yield recorded
@@ -123,7 +123,7 @@ class Recorder:
 
 @cache
 def is_ours(code: CodeType) -> bool:
-    """Whether the code is a named function of the product, without its fakes."""
+    """Return whether the code is a named function of the product, without its fakes."""
     file = code.co_filename
     return (
         file.startswith(PACKAGES)
@@ -138,7 +138,7 @@ def is_ours(code: CodeType) -> bool:
 def measure(
     api: FakeApiServer, kubelet: Kubelet, claims: Sequence[ClaimReference], recorder: Recorder
 ) -> Mapping[str, list[Round]]:
-    """Return the rounds of each operation, those of the warm-up excluded."""
+    """Return the rounds of each operation, without the warm-up."""
     rounds: dict[str, list[Round]] = {"prepare": [], "device-change": []}
     _wait_level(api, 0)
     for number, claim in enumerate(claims, start=1):
@@ -178,7 +178,7 @@ def _store_claim(api: FakeApiServer, name: str) -> ClaimReference:
 
 
 def run() -> Mapping[str, list[Round]]:
-    """Run the plugin in this thread, and what it needs in others; return the rounds."""
+    """Run the plugin in this thread, and its peers in others. Return the rounds."""
     recorder, results = Recorder(), list[Mapping[str, list[Round]]]()
     api = FakeApiServer()
     api.store(f"/api/v1/nodes/{NODE}", {})
@@ -242,7 +242,7 @@ def measure_hops() -> Iterator[tuple[Row, Mapping[str, Sequence[str]]]]:
     """Return a row for each operation, and its functions by module."""
     for operation, rounds in run().items():
         modules = _by_module(rounds)
-        # What runs on a timer only adds.
+        # Timers can only increase these figures.
         figures = {
             "functions": sum(map(len, modules.values())),
             "modules": len(modules),
@@ -254,7 +254,7 @@ def measure_hops() -> Iterator[tuple[Row, Mapping[str, Sequence[str]]]]:
 
 
 def _by_module(rounds: Sequence[Round]) -> Mapping[str, list[str]]:
-    """Return the functions that each round entered, in the order of the first one."""
+    """Return the functions that each round entered, in the order of the first round."""
     names: dict[str, list[str]] = {}
     for file, name in rounds[0].functions:
         if all((file, name) in each.functions for each in rounds):

@@ -1,17 +1,18 @@
 """
-What tenants can do to the others: `python -m bench.hostile`.
+Measures how tenants can affect others: `python -m bench.hostile`.
 
-The operator runs as a process with the chart's limits against a real API server. For each of the
-:mod:`.attacks`, from 1, 10 and 100 namespaces, it starts again. The last row of each number is a
-start while the objects of all attacks exist.
-During an attack, pods of other namespaces appear, the probes are asked as a kubelet asks them, and
-the Lease is read.
+The operator runs as a process with the chart's limits against a real API server. It is started
+again for each of the :mod:`.attacks`, from 1, 10 and 100 namespaces. The last row of each number is
+a start while the objects of all attacks exist.
+
+During an attack, pods of other namespaces appear, the probes are called as by a kubelet, and the
+Lease is read.
 
 Prints one line for each attack. Exits with 1 if a figure exceeds its limit, and names it:
 
 * the Lease has one holder, and is never older than its duration
-* each probe is answered in time, and with success
-* the memory stays below the chart's limit (a cgroup with this limit, where one can be made)
+* each probe responds in time, and with success
+* the memory stays below the chart's limit (a cgroup with this limit, if one can be created)
 * each innocent pod has its Event within 30 s
 """
 
@@ -51,7 +52,7 @@ from e2e.cluster.choice import cluster as find_cluster
 from e2e.images.go import cel_program
 
 INNOCENT_SECONDS = 30.0
-"""Longest time from a pod to its Event."""
+"""The longest time from a pod to its Event."""
 
 INNOCENT_PAUSE_SECONDS = 5.0
 
@@ -68,19 +69,19 @@ READY_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
 
 WRITERS = 3
-"""Objects that are created at a time: the API server compiles thousands of selectors."""
+"""Objects that are created concurrently: the API server compiles thousands of selectors."""
 
 ATTEMPTS = 5
 POLL_SECONDS = 0.5
 INNOCENTS = tuple(f"innocent-{number}" for number in range(10))
-"""Namespaces that innocent pods use in turn: for many pods of one namespace with one cause, the
+"""Namespaces that innocent pods use in turn. For many pods of one namespace with one cause, the
 operator writes an Event about their class instead."""
 
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.oom_control"),
 )
-"""Of cgroup v2 and v1: the root, the file of the limit, and that of the kills."""
+"""For cgroup v2 and v1: the root, the file of the limit, and that of the kills."""
 
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _JSON = {"Content-Type": "application/json"}
@@ -170,7 +171,7 @@ class _Innocent(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Observed:
-    """What is seen of the operator during an attack."""
+    """The observations of the operator during an attack."""
 
     holders: set[str] = field(default_factory=set[str])
     transitions: set[int] = field(default_factory=set[int])
@@ -185,11 +186,11 @@ class _Observed:
     """When innocent pods were created."""
 
     explained: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
-    """In how many seconds each had its Event."""
+    """The seconds after which each pod had its Event."""
 
     writes: int = 0
     no_answers: int = 0
-    """Requests that the API server did not answer: then it is the bottleneck."""
+    """Requests to which the API server did not respond, so that it is the bottleneck."""
 
 
 async def _measure(cluster: Cluster, session: Session, attack: Attack, namespaces: int) -> Row:
@@ -252,9 +253,10 @@ async def _measure(cluster: Cluster, session: Session, attack: Attack, namespace
 async def _attack(
     cluster: Cluster, session: Session, attack: Attack, namespaces: int, seen: _Observed
 ) -> None:
-    """Create the objects of an attack and, meanwhile, innocent pods; wait for their Events."""
+    """Create the objects of an attack and, at the same time, innocent pods. Wait for their
+    Events."""
     created, ended = threading.Event(), threading.Event()
-    # In another thread: to encode large objects would delay the probes.
+    # In another thread, because encoding large objects would delay the probes.
     writing = _write(cluster, attack, namespaces, seen, created=created, ended=ended)
     attacking = asyncio.create_task(asyncio.to_thread(asyncio.run, writing))
     until: float | None = None
@@ -285,7 +287,7 @@ async def _write(
     created: threading.Event,
     ended: threading.Event,
 ) -> None:
-    """Write the objects of an attack, and go on with changes until the attack ends."""
+    """Write the objects of an attack, and continue with changes until the attack ends."""
     async with await _connect(cluster) as session:
         names = attack.namespaces(namespaces)
         await _create(session, attack.items_of(names))
@@ -361,7 +363,7 @@ async def _follow_memory(operator: OperatorProcess, seen: _Observed) -> None:
 
 
 async def _follow_probe(port: int, path: str, timeout_seconds: float, seen: _Observed) -> None:
-    """Ask as the kubelet does, once a second: with a new connection each time."""
+    """Send requests once a second, with a new connection each time, as the kubelet does."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
         while True:
             began = time.monotonic()
@@ -387,7 +389,7 @@ async def _is_ok(
 
 
 async def _wait_until_ready(operator: OperatorProcess) -> None:
-    """Wait until the operator is ready, and has the Lease."""
+    """Wait until the operator is ready, and holds the Lease."""
     until = time.monotonic() + READY_SECONDS
     async with aiohttp.ClientSession() as client:
         while not await _is_ok(client, operator.probes_port, "/readyz", 5):
@@ -406,11 +408,11 @@ async def _wait_until_ready(operator: OperatorProcess) -> None:
 
 
 async def _create_scene(session: Session, attacks: Sequence[Attack], namespaces: int) -> None:
-    """Create what is there before each attack, as far as it does not exist."""
+    """Create the objects that exist before each attack, unless they exist already."""
     hostile = [name for each in attacks for name in each.namespaces(namespaces)]
     for name in (*INNOCENTS, *hostile):
         body = {"metadata": {"name": name}}
-        # The controller manager, which makes it, is frozen.
+        # The controller manager, which normally creates it, is frozen.
         account = {"metadata": {"name": "default"}}
         with suppress(AlreadyExistsError):
             await session.create(resource_path("v1", "namespaces"), body)
@@ -450,7 +452,8 @@ async def _post(session: Session, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 async def _delete_all(session: Session, attack: Attack, namespaces: int) -> None:
-    """Delete the objects of an attack, and the innocent pods: the next operator would see them."""
+    """Delete the objects of an attack, and the innocent pods, because the next operator would see
+    them."""
     paths = {
         _collection(item) if item.namespace else f"{_collection(item)}/{item.name}"
         for item in (
@@ -459,7 +462,7 @@ async def _delete_all(session: Session, attack: Attack, namespaces: int) -> None
         )
     }
     for path in sorted(paths):
-        # Not by the session: the answers have what was deleted.
+        # The session is not used, because the responses contain the deleted objects.
         async with session.http.delete(session.server + path) as answer:
             answer.raise_for_status()
 
@@ -479,14 +482,14 @@ def _path(resource: str, namespace: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """A cgroup with the chart's limit of memory."""
+    """A cgroup with the chart's memory limit."""
 
     folder: Path
     kills_file: str
 
     @property
     def prefix(self) -> list[str]:
-        """A program that joins the group, and becomes another one."""
+        """A command that joins the group, and then executes another program."""
         return ["/bin/sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh"]
 
     def kills(self) -> int:
@@ -497,7 +500,7 @@ class _Group:
 
 @contextmanager
 def _memory_limit() -> Generator[_Group | None]:
-    """Make a cgroup with the limit; None if this machine allows none."""
+    """Create a cgroup with the limit, or return None if this machine does not allow it."""
     for root, limit_file, kills_file in _CGROUPS:
         folder = root / f"drakit-hostile-{os.getpid()}"
         try:
@@ -537,7 +540,7 @@ def _helper(*, hangs: bool) -> Generator[Path]:
         yield cel_program()
         return
     with folders() as places:
-        script = places.root / cel_program().name  # of a release: only that one allocates
+        script = places.root / cel_program().name  # a release's name: only those allocate
         script.write_text(
             f'#!/bin/sh\nexec "{sys.executable}" -m bench.hanging "{cel_program()}" "$@"\n'
         )

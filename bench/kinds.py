@@ -1,8 +1,8 @@
 """
-Drivers of each kind, in one run: the same class in the node plugin and in a process of its own, a
-backend in Go, and a driver on Kubernetes' Go package kubeletplugin.
+Compares each kind of driver in one run: the same class in the node plugin and in a separate
+process, a backend in Go, and a driver on Kubernetes' Go package kubeletplugin.
 
-Their own work costs nothing. They take turns call by call, so that machine, API server and disk are
+Their own work takes no time. They take turns call by call, so that machine, API server and disk are
 the same for all.
 """
 
@@ -45,7 +45,7 @@ POLL_SECONDS = 0.2
 CONTAINER = SEPARATE
 GO = "go.bench.drakit.dev"
 HELPER = "kubeletplugin.bench.drakit.dev"
-"""The drivers besides that in the node plugin."""
+"""The drivers other than the one in the node plugin."""
 
 KINDS: Mapping[str, str] = {
     DRIVER: "python",
@@ -133,7 +133,8 @@ def _wait_published(api: ApiServer, driver: str) -> None:
 
 @contextmanager
 def _drivers(kubeconfig: Path) -> Generator[_Running]:
-    """Run the node plugin, with a driver inside and two beside it, and the driver without it."""
+    """Run the node plugin with one driver inside and two outside, and the driver that does not need
+    it."""
     rights = {"owner": {"uid": os.getuid()}, "devices": ["/dev/null"], "env": ["BENCH_DEVICE"]}
     allowed = {name.partition(".")[0]: {"driver": name, **rights} for name in (CONTAINER, GO)}
     with folders() as places, folders() as others, ExitStack() as stack:

@@ -1,8 +1,8 @@
 """
 The load generator: calls a plugin at its sockets as the kubelet does.
 
-One thread and a blocking client: that adds the least to the measured times. A claim with an error
-ends the measurement, because its time means nothing.
+One thread and a blocking client add the least to the measured times. A claim with an error ends the
+measurement, because its time is meaningless.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REGISTRATION_SECONDS = 5.0
 
 
 def register(socket: Path) -> tuple[str, Path]:
-    """Register the driver at a registration socket; return its name, and its DRA socket."""
+    """Register the driver at a registration socket. Return its name, and its DRA socket."""
     with _channel(socket) as channel:
         stub = registration_pb2_grpc.RegistrationStub(channel)
         limits: dict[str, Any] = {"timeout": REGISTRATION_SECONDS, "wait_for_ready": True}
@@ -46,7 +46,7 @@ class Kubelet:
         self._channel.close()
 
     def prepare(self, claims: Sequence[ClaimReference]) -> float:
-        """Prepare the claims of one pod; return the time that the call took."""
+        """Prepare the claims of one pod. Return the duration of the call."""
         request = _prepare_request(claims)
         began = time.perf_counter()
         response = self._stub.NodePrepareResources(request, timeout=CALL_SECONDS)
@@ -55,7 +55,7 @@ class Kubelet:
         return seconds
 
     def prepare_pods(self, pods: Sequence[Sequence[ClaimReference]]) -> float:
-        """Prepare several pods at once; return the time until the last call was answered."""
+        """Prepare several pods concurrently. Return the time until the last call completed."""
         requests = [_prepare_request(claims) for claims in pods]
         prepare = self._stub.NodePrepareResources
         began = time.perf_counter()
@@ -67,7 +67,7 @@ class Kubelet:
         return seconds
 
     def unprepare(self, claims: Sequence[ClaimReference]) -> float:
-        """Unprepare the claims of one pod; return the time that the call took."""
+        """Unprepare the claims of one pod. Return the duration of the call."""
         request = dra_pb2.NodeUnprepareResourcesRequest(claims=_messages(claims))
         began = time.perf_counter()
         response = self._stub.NodeUnprepareResources(request, timeout=CALL_SECONDS)
@@ -77,7 +77,7 @@ class Kubelet:
 
 
 def _channel(socket: Path) -> grpc.Channel:
-    # The kubelet's authority; Python's own would be the escaped path.
+    # The kubelet's authority. By default, Python uses the escaped path.
     return grpc.insecure_channel(
         f"unix:{socket}", options=[("grpc.default_authority", "localhost")]
     )

@@ -1,8 +1,8 @@
 """
-The machine of the measurement: its description, and its places for a node's files.
+The machine of the measurement: its description, and its folders for a node's files.
 
-On a node the checkpoint is on a disk and CDI specs are on a tmpfs; this module finds both and
-reports them, because they determine the time of a prepare. It must not know what runs there.
+On a node, the checkpoint is on a disk and CDI specs are on a tmpfs. This module finds both and
+reports them, because they determine the time of a prepare. Does not depend on the measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import REPOSITORY
 
 DISKS = ("/var/tmp", "/tmp")
-"""Candidates for a disk. The paths are short: those of sockets have at most 107 bytes."""
+"""Candidates for a disk. The paths are short, because socket paths have at most 107 bytes."""
 
 MEMORY = ("/run", "/dev/shm")
 """Candidates for a tmpfs."""
@@ -31,17 +31,17 @@ SYNCS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folders:
-    """The folders of one plugin, empty at first."""
+    """The folders of one plugin, which are empty at first."""
 
     root: Path
-    """A directory in place of the kubelet's root, for sockets and checkpoints."""
+    """The directory that replaces the kubelet's root, for sockets and checkpoints."""
 
     cdi: Path
 
 
 @contextmanager
 def folders() -> Generator[Folders]:
-    """Make the folders of a plugin, and remove them at the end."""
+    """Create the folders of a plugin, and remove them at the end."""
     root = Path(tempfile.mkdtemp(prefix="drakit-bench-", dir=_choose(DISKS, memory=False)))
     cdi = Path(tempfile.mkdtemp(prefix="drakit-bench-", dir=_choose(MEMORY, memory=True)))
     try:
@@ -61,7 +61,7 @@ def _choose(candidates: tuple[str, ...], *, memory: bool) -> str:
 
 
 def memory_mib(pid: int, name: str) -> float:
-    """Return a value of a process's memory: VmRSS, or VmHWM for its peak."""
+    """Return a memory figure of a process: VmRSS, or VmHWM for its peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024
@@ -69,7 +69,7 @@ def memory_mib(pid: int, name: str) -> float:
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that a path lies on."""
+    """Return the type of the file system that contains a path."""
     best = ("", "unknown")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mounted, kind, *_ = line.split()
@@ -112,7 +112,7 @@ def _commit() -> str:
 
 
 def _sync_seconds(folder: Path) -> float:
-    """Return the median time that the disk takes to hold a page that was appended to a file."""
+    """Return the median time that the disk takes to sync a page that was appended to a file."""
     times: list[float] = []
     with (folder / "sync").open("wb", buffering=0) as file:
         for _ in range(SYNCS):

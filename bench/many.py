@@ -1,5 +1,5 @@
 """
-A driver with many devices; the measurement decides how many of them change.
+A driver with many devices. The measurement decides how many of them change.
 
 A file contains the total number of changes, so that a restart restores the devices. Consecutive
 changes are in different slices.
@@ -19,10 +19,10 @@ from drakit import Device, Driver, DriverConfig, Topology
 DRIVER = "many.drakit.dev"
 
 RATE = 1_000
-"""Changes per second; each is a separate inventory."""
+"""Changes per second. Each is a separate inventory."""
 
 LEVEL = "level"
-"""The attribute that changes: how often the device has changed."""
+"""The attribute that changes: the number of changes of the device."""
 
 _LOOK_SECONDS = 0.01
 
@@ -43,8 +43,8 @@ def levels(devices: int, *, changes: int) -> list[int]:
 
 
 def _step(devices: int) -> int:
-    """Return the distance between two devices that change one after the other: longer than a slice,
-    and coprime to the number of devices, so that each device changes before any changes again."""
+    """Return the distance between two devices that change consecutively: longer than a slice, and
+    coprime to the number of devices, so that each device changes before any changes again."""
     return next(step for step in count(67) if gcd(step, devices) == 1)
 
 

@@ -2,29 +2,29 @@
 The operator's times and memory in a large cluster.
 
 The operator runs in a separate process against the real API server. The controller manager and the
-scheduler are frozen, so that nobody else changes the cluster: no node becomes unreachable, and the
+scheduler are frozen, so that nothing else changes the cluster: no node becomes unreachable, and the
 figures are those of the operator. :mod:`.scene` has the objects.
 
 * ``operator-sync``: from the start of the process until each waiting pod has its Event.
-* ``operator-quiet``: claims and slices change in their labels, which gives nothing to report: the
-  operator's writes, except its Lease, are counted in the API server's audit log.
-* ``operator-slice-change``: from the write of a slice until the operator has counted as many
-  evaluated pods as wait (``drakit_operator_reconcile_duration_seconds``). Each pod is queued once.
+* ``operator-quiet``: claims and slices change only in their labels, so there is nothing to report.
+  The operator's writes, except its Lease, are counted in the API server's audit log.
+* ``operator-slice-change``: from the write of a slice until the number of evaluated pods equals
+  that of waiting ones (``drakit_operator_reconcile_duration_seconds``). Each pod is queued once.
 * ``operator-claims``: allocated claims lose their allocation, and their class does not exist: each
-  gets an Event. Each change concerns all waiting pods, because a device is free again. The time is
-  from before the write of the claim until a watch of Events has its Event, so the write of the
-  Event is included.
-* ``operator-relist``: the API server restarts. The operator loses its watches, and reads
-  everything again. The row has the peak of the whole run, helper included, and the longest pause of
-  the main loop (:mod:`.watched`), as `operator-sync` does.
+  gets an Event. Each change affects all waiting pods, because a device is free again. The time
+  lasts from before the write of the claim until a watch of Events has its Event, so the write of
+  the Event is included.
+* ``operator-relist``: the API server restarts. The operator loses its watches, and reads everything
+  again. The row has the peak of the whole run, including the helper, and the longest pause of the
+  main loop (:mod:`.watched`), as `operator-sync` does.
 * ``operator-acting``: another process, with policies, drivers and maintenances (:mod:`.acting`):
   until each of them has its status, and each device in maintenance its DeviceTaintRule.
 * ``operator-acting-quiet``: ``operator-quiet`` with them.
-* ``operator-acting-changes``: devices of the drivers come and go: the most updates of the status of
-  one object within 5 s.
+* ``operator-acting-changes``: devices of the drivers come and go. The figure is the largest number
+  of updates of the status of one object within 5 s.
 * ``kubectl-drakit``: one process for each command, with its helper.
 
-:mod:`.hostile` measures what one tenant can do to the operator.
+:mod:`.hostile` measures how one tenant can affect the operator.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CLAIM_BUDGET_MS = 1000.0
 PAUSE_BUDGET_MS = 300.0
 
 EVENT_SECONDS = 180.0
-"""Longest wait until all pods are explained."""
+"""The longest wait until all pods have an Event."""
 
 SETTLE_SECONDS = 35.0
 """The operator evaluates each new pod once more after 30 s."""
@@ -79,10 +79,10 @@ QUIET_SECONDS = 20.0
 QUIET_CHANGES = 200
 EXPLAIN_SECONDS = 120.0
 CHANGES = {5: 100, 100: 2_000}
-"""Changes, by their number per second."""
+"""The number of changes, by the number per second."""
 
 CHANGES_SHARE = 0.95
-"""The share of these changes per second that a run must reach to count."""
+"""The share of these changes per second that a run must reach to be valid."""
 
 ANSWER_SECONDS = 30.0
 """Longest wait for the last Event."""
@@ -90,15 +90,16 @@ ANSWER_SECONDS = 30.0
 RELIST_SECONDS = 180.0
 
 ACTING_SECONDS = 300.0
-"""Longest wait until the operator has acted on all objects: it writes more than 8,000."""
+"""The longest wait until the operator has acted on all objects. It writes more than 8,000."""
 
 STATUS_SECONDS = 5.0
-"""An object gets at most one update of its status in this time."""
+"""The time in which an object gets at most one update of its status."""
 
 DEVICE_CHANGES, DEVICE_CHANGES_PER_SECOND = 300, 10
 
 EVALUATION_SECONDS = 10.0
-"""Within this time after a relist, the operator evaluates all pods again: memory has its peak."""
+"""Within this time after a relist, the operator evaluates all pods again, and memory reaches its
+peak."""
 
 _KINDS = Path(__file__).parent.parent / "charts/drakit/crds"
 _CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE)
@@ -126,7 +127,7 @@ def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
 
 @contextmanager
 def frozen(cluster: Cluster) -> Generator[None]:
-    """Freeze what would change the scene."""
+    """Freeze the components that would change the scene."""
     components = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
     for component in components:
         cluster.freeze(CONTROL_PLANE, component)
@@ -183,7 +184,7 @@ def _measure_sync(api: ApiServer, operator: OperatorProcess, scene: Scene, began
     seconds = _wait(
         operator,
         EVENT_SECONDS,
-        # Their causes are shared, so there are fewer Events than pods.
+        # Pods share causes, so there are fewer Events than pods.
         lambda: api.has_events() and operator.metric(_EVALUATED, 'concern="pod"') >= scene.pods,
         began=began,
     )
@@ -291,7 +292,7 @@ def _measure_claims(
 async def _change_claims(
     session: Session, numbers: Sequence[int], per_second: int
 ) -> tuple[_Changes, float]:
-    """Take the allocation from claims, at an even pace, until each has its Event."""
+    """Remove the allocation from claims, at an even pace, until each has its Event."""
     changes = _Changes()
     there = await session.get(_EVENTS, params={"limit": "1"})
     watching = asyncio.create_task(
@@ -324,7 +325,7 @@ async def _watch_events(session: Session, changes: _Changes, version: str) -> No
 
 
 def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster) -> Row:
-    """Restart the API server, which has no history then, and wait for the Event of a new change."""
+    """Restart the API server, which then has no history, and wait for the Event of a new change."""
     stopped = time.monotonic()
     cluster.stop_api_server()
     cluster.start_api_server()
@@ -363,7 +364,7 @@ def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster)
 def _wait(
     operator: OperatorProcess, limit_seconds: float, is_done: Callable[[], bool], *, began: float
 ) -> float | None:
-    """Return the seconds until something is done, or None if that is too late."""
+    """Return the seconds until a condition is met, or None if that is too late."""
     while time.monotonic() - began < limit_seconds:
         operator.check_running()
         if is_done():
@@ -373,12 +374,12 @@ def _wait(
 
 
 def _writes(cluster: Cluster) -> int:
-    """Return how often the operator has written anything but its Lease."""
+    """Return how often the operator has written anything except its Lease."""
     return sum(1 for _ in writes_of_operator(cluster.audit()))
 
 
 def _measure_acting(api: ApiServer, cluster: Cluster, acting: Acting) -> Iterator[Row]:
-    """Return the rows of a process that acts on objects beside the scene."""
+    """Return the rows of a process that acts on objects in addition to the scene."""
     cluster.kubectl("apply", "-f", str(_KINDS))
     plurals = (crds.POLICIES, crds.DRIVERS, crds.MAINTENANCES, crds.REPORTS)
     definitions = [f"crd/{plural}.{crds.GROUP}" for plural in plurals]
@@ -408,7 +409,7 @@ def _measure_acting(api: ApiServer, cluster: Cluster, acting: Acting) -> Iterato
                 "pause_ms": PAUSE_BUDGET_MS,
             },
         )
-        # The next count of devices, and statuses of policies, which can wait for a minute.
+        # Wait for the next count of devices, and for statuses of policies, which can take a minute.
         time.sleep(2 * SETTLE_SECONDS)
         quiet = _measure_quiet(api, operator, cluster)
         yield replace(quiet, name="operator-acting-quiet")
@@ -515,7 +516,7 @@ class OperatorProcess:
         return sum(memory_mib(pid, "VmHWM") for pid in self._helpers())
 
     def longest_pause_ms(self, since: float) -> float:
-        """Return the longest time that the main loop did not run after a time."""
+        """Return the longest time for which the main loop did not run, after a time."""
         return longest_pause(self.pauses, since=since) * 1000
 
     def cpu_seconds(self) -> float:
@@ -527,7 +528,7 @@ class OperatorProcess:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def metric(self, name: str, labels: str = "") -> float:
-        """Return the sum of a metric's values, of those whose labels contain a text."""
+        """Return the sum of a metric's values whose labels contain a string."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=30) as response:
             text = response.read().decode()
@@ -543,7 +544,7 @@ class OperatorProcess:
 
 
 LONG_LEASE = {"leaseDuration": "120s", "renewDeadline": "100s"}
-"""A leader ends if it cannot renew its Lease: it must survive the restart of the API server."""
+"""A leader exits if it cannot renew its Lease, but must survive the restart of the API server."""
 
 
 @contextmanager
@@ -557,9 +558,9 @@ def running_operator(
     """
     Run the operator.
 
-    :param settings: keys of its configuration file; the default has a long Lease.
-    :param prefix: a program that starts it, with arguments.
-    :param helper: the program that evaluates selectors; by default, the one of this repository.
+    :param settings: keys of its configuration file. The default has a long Lease.
+    :param prefix: a program that starts the operator, with arguments.
+    :param helper: the program that evaluates selectors. By default, the one of this repository.
     """
     with folders() as places:
         config, log = places.root / "operator.yaml", places.root / "log"
@@ -630,7 +631,7 @@ def _measure_command(command: str, kubeconfig: Path) -> Row:
 
 
 def _peak_mib(pid: int) -> float:
-    """Return VmHWM; 0 if the process has just ended."""
+    """Return VmHWM, or 0 if the process has just ended."""
     try:
         return memory_mib(pid, "VmHWM")
     except (OSError, SystemExit):

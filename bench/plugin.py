@@ -1,7 +1,7 @@
 """
-The node plugin under measurement: a process of its own, set up as its container is.
+The node plugin under measurement: a separate process, configured like its container.
 
-The measurements decide what to call and how to interpret the figures.
+The measurements decide which calls to make and how to interpret the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 
 _NOT_IN_PODS = ("PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Variables that a developer may have."""
+"""Variables that a developer's environment may contain."""
 
 
 def _shared(path: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Plugin:
 
     pid: int
     served_seconds: float
-    """Seconds from the start of the process until all its drivers have answered GetInfo."""
+    """Seconds from the start of the process until all its drivers have responded to GetInfo."""
 
     sockets: Mapping[str, Path]
     """The DRA sockets, by driver."""
@@ -75,12 +75,12 @@ class Plugin:
         return memory_mib(self.pid, "VmRSS")
 
     def most_resident_mib(self) -> float:
-        """Return the highest VmRSS that there has been."""
+        """Return the highest VmRSS so far."""
         return memory_mib(self.pid, "VmHWM")
 
     def cpu_ms(self) -> float:
         """Return the processor time that all its threads have used."""
-        # Unlike in `stat`, in nanoseconds.
+        # In nanoseconds, unlike in `stat`.
         files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(file.read_text().split()[0]) for file in files) / 1e6
 
@@ -97,10 +97,11 @@ def running(
     """
     Run a plugin with these drivers.
 
-    `settings` are more keys of its configuration; by them `appearing` more drivers are served.
+    `settings` are additional keys of its configuration, with which `appearing` more drivers are
+    served.
     """
     config = folders.root / "config.yaml"
-    # The chart's logging: a line a call is a part of what a call costs.
+    # The chart's logging: one line per call is part of the cost of a call.
     keys = {
         "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
         "logging": {"level": "INFO", "format": "json"},
@@ -118,7 +119,7 @@ def running(
 
 @contextmanager
 def running_skeleton(kubeconfig: Path) -> Generator[Plugin]:
-    """Run :mod:`.skeleton`, in folders of its own."""
+    """Run :mod:`.skeleton` in its own folders."""
     with folders() as places:
         arguments = ["bench.skeleton", str(kubeconfig), str(places.root), str(places.cdi)]
         with _process(arguments, places, count=1) as plugin:
@@ -127,7 +128,7 @@ def running_skeleton(kubeconfig: Path) -> Generator[Plugin]:
 
 @contextmanager
 def _process(arguments: Sequence[str], places: Folders, *, count: int) -> Generator[Plugin]:
-    """Run a module until it is no longer needed; it serves `count` drivers."""
+    """Run a module until it is no longer needed. It serves `count` drivers."""
     log = places.root / "log"
     with log.open("ab") as output:
         argv = [sys.executable, "-m", *arguments]
@@ -146,8 +147,8 @@ def _process(arguments: Sequence[str], places: Folders, *, count: int) -> Genera
 
 
 def environment() -> dict[str, str]:
-    """Return what a pod has (compiled modules, and the system's own certificates), and the path of
-    this checkout, before an installed one."""
+    """Return the environment of a pod (compiled modules, and the system's own certificates), with
+    the path of this checkout before an installed one."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
     path = {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONSAFEPATH": "1"}
@@ -156,8 +157,8 @@ def environment() -> dict[str, str]:
 
 @cache
 def _compile() -> None:
-    """Compile our packages, as an image has them: a source that is compiled at the start costs
-    time then, and memory until the process ends."""
+    """Compile our packages, as in an image. Otherwise, compiling a source takes time at the start,
+    and memory until the process ends."""
     for name in ("bench", "drakit", *FOLDERS):
         if not compileall.compile_dir(REPOSITORY / name, quiet=1):
             raise SystemExit(f"{name} cannot be compiled")
@@ -181,7 +182,7 @@ def _wait_served(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process; kill it if it does not end."""
+    """Stop a process. Kill it if it does not exit."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=STOP_SECONDS)

@@ -20,7 +20,7 @@ class Row:
     """The measurement, and the labels that distinguish its rows."""
 
     figures: Mapping[str, float | None]
-    """None is an end that was not reached in time."""
+    """None means that the end was not reached in time."""
 
     at_most: Mapping[str, float] = field(default_factory=dict[str, float])
     at_least: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -40,7 +40,7 @@ class Row:
 
 
 def _text(figure: float | None) -> str:
-    """Return a count as it is, and a measured figure with three digits."""
+    """Format a count unchanged, and a measured figure with three digits."""
     if figure is None:
         return "-"
     if isinstance(figure, int):
@@ -60,6 +60,6 @@ def median_ms(seconds: Sequence[float]) -> float:
 
 
 def compared(seconds: Sequence[float], skeleton: Sequence[float]) -> Mapping[str, float]:
-    """Return the median of the skeleton, and the other one as a multiple of it."""
+    """Return the median of the skeleton, and the other median as a multiple of it."""
     skeleton_ms = median_ms(skeleton)
     return {"skeleton_ms": skeleton_ms, "multiple": median_ms(seconds) / skeleton_ms}

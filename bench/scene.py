@@ -1,10 +1,10 @@
 """
 The cluster that the operator's benchmarks use: many devices, claims and waiting pods.
 
-Nodes, slices, claims and pods are written by the benchmark, and nobody else changes them: the
-controller manager and the scheduler are frozen meanwhile (:mod:`.operator`).
+The benchmark writes nodes, slices, claims and pods, and nothing else changes them: the controller
+manager and the scheduler are frozen in the meantime (:mod:`.operator`).
 
-It must not know processes, clocks or budgets.
+Does not depend on processes, clocks or budgets.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ DRIVER = "explain.bench.drakit.dev"
 NAMESPACE = "default"
 
 PER_CLASS = 9
-"""Pods or claims with the same cause that each get an Event: ten would get one about the class."""
+"""The number of pods or claims with the same cause that each get an Event. Ten would get one about
+the class."""
 
 FREED = 4_500
-"""Allocated claims of classes that do not exist: one that loses its allocation gets an Event."""
+"""Allocated claims with classes that do not exist. A claim that loses its allocation gets an
+Event."""
 
 _FLAGS = ("ecc", "mig", "nvlink", "rdma", "vgpu")
 _MODELS = ("bench-9000", "bench-8000")
@@ -38,17 +40,17 @@ class Scene:
     """One per node."""
 
     devices: int = 16
-    """Devices per slice. Each has ten attributes, of which two are unique in the cluster."""
+    """Devices per slice. Each has ten attributes, two of which are unique in the cluster."""
 
     claims: int = 100_000
-    """All claims, including those of the pods. Each device is allocated to one of the others, and
-    what is left waits for no pod."""
+    """All claims, including those of the pods. Each device is allocated to one of the other claims,
+    and no pod waits for the rest."""
 
     pods: int = 500
 
     @property
     def classes(self) -> int:
-        """Each has its own request and selector."""
+        """The number of classes. Each has its own request and selector."""
         return -(-self.pods // PER_CLASS)
 
     @property
@@ -84,7 +86,7 @@ class Scene:
         return (self.slice_body(number) for number in range(self.slices))
 
     def slice_body(self, number: int, *, generation: int = 1) -> Body:
-        """Return a slice; those of another generation have another model."""
+        """Return a slice. The model depends on the generation."""
         node = node_name(number)
         return {
             "metadata": {"name": f"explain-{number:04}"},
@@ -108,7 +110,7 @@ class Scene:
 
     def other_claims(self) -> Iterator[tuple[Body, Body | None]]:
         """Yield claims, and the status of each: one device, spread over all nodes, for a pod that
-        runs. Claims without a status wait for no pod."""
+        runs. No pod waits for claims without a status."""
         for number in range(self.claims - self.pods):
             if number >= self.slices * self.devices:
                 request = {"name": "gpu", "exactly": {"deviceClassName": _class(0)}}
@@ -166,9 +168,9 @@ def _claim(name: str, request: Body) -> Body:
 
 def _request(number: int) -> Body:
     """
-    Return one of the requests that no node can fulfil, each with a selector of its own.
+    Return a request that no node can fulfill, with its own selector.
 
-    A third asks for more capacity than a device has, a third for more devices than a node has,
+    A third asks for more capacity than a device has, a third for more devices than a node has, and
     a third for a device that is allocated or does not exist. Two of these read a unique attribute.
     """
     chosen = [flag for bit, flag in enumerate(_FLAGS) if (number + 1) >> bit & 1]

@@ -1,12 +1,12 @@
 """
-The least that a node plugin in Python must do for a claim: `python -m bench.skeleton`.
+The minimum that a node plugin in Python must do for a claim: `python -m bench.skeleton`.
 
-Budgets of time are multiples of what it needs in the same run, because milliseconds depend on the
-machine. A prepare is a call over a unix socket, a GET of each claim, a transaction before and after
-the driver's work, a hop to the driver's loop, and a CDI file for each claim. An unprepare is the
-same without GET, and with the files removed.
+Time budgets are multiples of its time in the same run, because milliseconds depend on the machine.
+A prepare is a call over a Unix socket, a GET of each claim, a transaction before and after the
+driver's work, a hop to the driver's loop, and a CDI file for each claim. An unprepare is the same
+without the GET, and with the files removed.
 
-It must not depend on anything of drakit, except the generated messages.
+Does not depend on drakit, except for the generated messages.
 """
 
 from __future__ import annotations

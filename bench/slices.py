@@ -1,8 +1,9 @@
 """
-The writes that slices cost, the time until they are published, and the memory of many devices.
+The number of slice writes, the time until slices are published, and the memory of many devices.
 
-A driver with many devices in the real plugin; its writes are counted by the API server. Each step
-waits until the API server has what the driver reports; if it does not, the measurement ends.
+A driver with many devices runs in the real plugin, and the API server counts its writes. Each step
+waits until the API server has the devices that the driver reports. If it does not, the measurement
+ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.rows import Row
 
 DEVICES = 1_000
 SLICES_BUDGET = 18
-"""Slices of that number of devices, with room in each slice and taints possible."""
+"""Slices for that number of devices, with room in each slice and taints allowed."""
 
 MANY_DEVICES = 12_800
 MANY_BUDGET_MIB = 160.0
@@ -33,7 +34,7 @@ PUBLISHED_SECONDS = 120.0
 """Timeout until the API server has everything."""
 
 QUIET_SECONDS = 3.0
-"""Time in which no write must happen."""
+"""The time in which no write may occur."""
 
 POLL_SECONDS = 0.1
 
@@ -56,12 +57,12 @@ def measure_slices(api: ApiServer, kubeconfig: Path, *, changes: int) -> Iterato
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stage:
-    """A plugin's folders, its driver's devices, and the API server that holds them."""
+    """A plugin's folders, its driver's devices, and the API server that stores them."""
 
     devices: int
     places: Folders
     changes: Path
-    """The file with the number of changes that the driver is to have made."""
+    """The file with the number of changes that the driver makes."""
 
     api: ApiServer
     kubeconfig: Path
@@ -95,7 +96,7 @@ class _Stage:
             )
 
     def restart(self) -> Row:
-        """A plugin whose slices are already published."""
+        """Measure a plugin whose slices are already published."""
         before = self.api.slice_writes()
         with self._running() as plugin:
             time.sleep(2 * QUIET_SECONDS)
@@ -104,7 +105,7 @@ class _Stage:
             return Row(f"slices-restart devices={self.devices}", figures, at_most={"writes": 0})
 
     def change(self, changes: int) -> Iterator[Row]:
-        """One device changes, and then many a thousand times a second."""
+        """Measure one changed device, and then many changes at a thousand per second."""
         with self._running() as plugin:
             time.sleep(QUIET_SECONDS)
             before = self.api.slice_writes()
@@ -125,7 +126,7 @@ class _Stage:
         before = self._generations()
         began = time.monotonic()
         order(self.changes, 1 + changes)
-        # Without looking on meanwhile: that would be work for the API server, and for us.
+        # Don't poll during the changes: that would be work for the API server and for us.
         time.sleep(changes / RATE)
         self._wait_published(changes=1 + changes)
         seconds = time.monotonic() - began
@@ -153,7 +154,7 @@ class _Stage:
             "rss_mib": plugin.most_resident_mib(),
         }
 
-    # ------------------------------------------------------------ what the API server holds
+    # ------------------------------------------------------------ the content of the API server
 
     def _generations(self) -> dict[str, int]:
         """Return how often the spec of each slice has been written."""
@@ -161,8 +162,8 @@ class _Stage:
         return {metadata["name"]: metadata["generation"] for metadata in found}
 
     def _wait_published(self, *, changes: int) -> int:
-        """Wait until the API server holds a complete pool with the devices after so many changes;
-        return the number of its slices."""
+        """Wait until the API server has a complete pool with the devices after this number of
+        changes. Return the number of its slices."""
         wanted = dict(zip(names(self.devices), levels(self.devices, changes=changes), strict=True))
         until = time.monotonic() + PUBLISHED_SECONDS
         while time.monotonic() < until:

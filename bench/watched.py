@@ -1,8 +1,8 @@
 """
-The operator, with a task in its main loop that sleeps 10 ms at a time and records each time that it
-slept 50 ms longer: `python -m bench.watched FILE ...`, with the operator's own arguments.
+Runs the operator with a task in its main loop that sleeps 10 ms at a time, and records each time
+that it slept 50 ms longer: `python -m bench.watched FILE ...`, with the operator's own arguments.
 
-A line of the file is when the pause ended (``time.monotonic``), and its seconds.
+A line of the file contains the end of the pause (``time.monotonic``), and its seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Checks the English of docstrings and comments: `python -m tools.english FOLDER ...`.
 
-Each rule refuses a wording over which native readers stumble, and names the replacement. Quotations
+Each rule rejects a wording that native readers stumble over, and names a replacement. Quotations
 and code in backticks are exempt. The rules are few and narrow: they do not replace a reader.
 """
 
@@ -47,13 +47,13 @@ RULES = (
     _rule(r"\b[Mm]ust not know\b", 'write "Does not depend on ..."'),
     _rule(
         _SENTENCE
-        + r"(?:Of (?!course\b|the \w+ \w+, )|Else\b|Also (?:after|before|if|in|for|of|when|with)\b"
-        r"|As far\b|Not (?!all\b|every\b|each\b|many\b|only\b|thread-safe\b|implemented\b))",
+        + r"(?:Of (?!course\b|[^.,:;]{1,60}, )|Also (?:after|before|if|in|for|of|when|with)\b"
+        r"|As far\b|Else\b|Not (?!all\b|every\b|each\b|many\b|only\b|thread-safe\b|implemented\b))",
         'start with a subject or an imperative: "Don\'t retry at once, because ..."',
     ),
     _rule(r"\AIts?\b", "name the thing once, before a pronoun refers to it", docstrings_only=True),
     _rule(
-        r"(?i:\b(?:return|yield|read|write|keep|remove|remember|forget|give)s? what\b)"
+        r"(?i:\b(?:return|yield|read|write|keep|remove|remember|forget|give)s? what\b(?! to\b))"
         r"|\AWhat\b(?!.*\?)",
         'name the thing: "Return the remembered state of an object"',
     ),
@@ -62,7 +62,7 @@ RULES = (
         'write "is not a ...", or "there is no ..."',
     ),
     _rule(r"\b(?:has|have|had) none\b", 'write "does not have a ..."'),
-    _rule(r"\bcount(?:s|ed)? (?:as|for)\b", 'write "is treated as", "is" or "applies to"'),
+    _rule(r"\b(?:count(?:s|ed)? as|counts for)\b", 'write "is treated as", "is" or "applies to"'),
     _rule(
         r"(?<!stand)(?<!stand-)\balone\b",
         'write "only" before the noun, or "by itself"',
@@ -85,7 +85,7 @@ RULES = (
     _rule(r"\b(?:anew|so long as|for ever)\b", 'write "again", "while" or "forever"'),
     _rule(
         r"(?i)\b(?:cancell(?:ed|ing)|label(?:led|ling)|signall(?:ed|ing)|modell(?:ed|ing)|travell\w+"
-        r"|(?:col|hon|fav|behavi|neighb)our\w*|whilst|licence|catalogue|centre|analyse[sd]?"
+        r"|(?:col|hon|fav|behavi|neighb)our\w*|whilst|licence|catalogue|centre|analys(?:e|ed|ing)"
         r"|\w+(?:al|ial|mmar|gn|an|or|im)is(?:e[sd]?|ing|ation))\b(?<!otherwise)(?<!premise)(?<!promise)"
         r"(?<!promised)(?<!promises)(?<!promising)(?<!precise)(?<!exercise)(?<!compromise)",
         "use American spelling",
@@ -93,7 +93,7 @@ RULES = (
 )
 
 _EXEMPT = re.compile(
-    r":\w+:`[^`]*`|``[^`]*``|`[^`]*`|\"[^\"\n]*\"|^ {2,}\S.*$|\b\w+[_.]\w[\w.()]*"
+    r":param \w+:|:\w+:`[^`]*`|``[^`]*``|`[^`]*`|\"[^\"\n]*\"|^ {2,}\S.*$|\b\w+[_.]\w[\w.()]*"
     r"|\b(?i:leav(?:e|es|ing)|left|let) [^.:;]{0,60}?\balone\b",
     re.MULTILINE,
 )

@@ -1,12 +1,12 @@
 """
-Regenerate the stubs of ``proto/``, or check that the committed ones are what would be generated.
+Regenerates the stubs of ``proto/``, or checks that the committed ones are up to date.
 
-Module names follow the file's path and not its package, so every .proto has a path of its own;
-stubs import each other from the root of ``proto/`` and need no editing afterwards. They are
-committed: nobody who installs drakit needs the generator. The Go stubs of the backend contract are
-generated here as well, with the same protoc; without Go on the machine they stay unchanged.
+Module names follow the path of a file, not its package, so every .proto file has a unique path.
+Stubs import each other from the root of ``proto/``, and need no editing after the generation. They
+are committed, so that users of drakit do not need the generator. The Go stubs of the backend
+contract are generated here as well, with the same protoc. Without Go, they stay unchanged.
 
-It must not know what the contracts mean.
+Does not depend on the meaning of the contracts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ GO_MODULE = "drakit.dev/backend"
 
 @dataclass(frozen=True, kw_only=True)
 class Stubs:
-    """The stubs of one language: where they are, and what makes them in another folder."""
+    """The stubs of one language: their location, and the function that generates them in another
+    folder."""
 
     folder: Path
     patterns: tuple[str, ...]
@@ -65,7 +66,7 @@ def generate_python(target: Path) -> None:
     arguments = [f"--{kind}_out={target}" for kind in ("python", "grpc_python")]
     arguments += [f"--{kind}_out={target}" for kind in ("mypy", "mypy_grpc")]
     arguments += [str(path.relative_to(SOURCES)) for path in protos]
-    # The mypy plugins are programs beside the interpreter, which need not be in PATH.
+    # The mypy plugins are programs next to the interpreter, which need not be in PATH.
     protoc(arguments, path=path_with(Path(sys.executable).parent))
 
 
@@ -85,7 +86,7 @@ GO = Stubs(folder=SOURCES / "go", patterns=("*.pb.go",), generate=generate_go)
 
 
 def differences(old: dict[Path, str], new: dict[Path, str]) -> list[str]:
-    """Say what differs, as unified diffs."""
+    """Return the differences as unified diffs."""
     lines: list[str] = []
     for path in sorted(old.keys() | new.keys()):
         before, after = old.get(path, ""), new.get(path, "")
@@ -100,7 +101,7 @@ def differences(old: dict[Path, str], new: dict[Path, str]) -> list[str]:
 
 
 def up_to_date(stubs: Stubs, *, write: bool) -> bool:
-    """Tell whether the committed stubs are those that are made now; or write them."""
+    """Return whether the committed stubs are up to date, or write them."""
     with tempfile.TemporaryDirectory() as folder:
         stubs.generate(Path(folder))
         fresh = stubs.read(Path(folder))

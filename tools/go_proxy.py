@@ -1,9 +1,9 @@
 """
-Writes the Go module of the backend contract as a module proxy in a folder:
-`python -m tools.go_proxy FOLDER --version v0.1.0`.
+Writes the Go module of the backend contract as a module proxy in a folder: `python -m
+tools.go_proxy FOLDER --version v0.1.0`.
 
-A vendor can build with the module before it has a release: `GOPROXY=file://FOLDER,...`. The layout
-is that of the GOPROXY protocol, and the archive follows the rules of golang.org/x/mod/zip.
+With it, a vendor can use the module before it has a release: `GOPROXY=file://FOLDER,...`. The
+layout follows the GOPROXY protocol, and the archive follows the rules of golang.org/x/mod/zip.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto" / "go"
 
 DAY = "2026-01-01T00:00:00Z"
-"""The time of the version: the same sources make the same files."""
+"""The fixed time of a version, so that equal sources result in equal files."""
 
 
 def write_proxy(folder: Path, *, version: str) -> Path:
-    """Add a version of the module to the proxy in a folder; return the archive."""
+    """Add a version of the module to the proxy in a folder. Return the archive."""
     versions = folder / GO_MODULE / "@v"
     versions.mkdir(parents=True, exist_ok=True)
     (versions / f"{version}.info").write_text(json.dumps({"Version": version, "Time": DAY}))
@@ -34,7 +34,7 @@ def write_proxy(folder: Path, *, version: str) -> Path:
     archive = versions / f"{version}.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
         for name, path in _files():
-            # Without a time, which would be that of the file.
+            # The entry has no time, because it would be that of the file.
             entry = zipfile.ZipInfo(f"{GO_MODULE}@{version}/{name}")
             entry.compress_type = zipfile.ZIP_DEFLATED
             writer.writestr(entry, path.read_bytes())
@@ -44,7 +44,7 @@ def write_proxy(folder: Path, *, version: str) -> Path:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Yield the files of the module; a module in a subfolder has the license of its repository."""
+    """Yield the files of the module. A module in a subfolder has the license of its repository."""
     yield "LICENSE", ROOT / "LICENSE"
     for path in sorted(SOURCES.rglob("*")):
         if path.is_file():

@@ -1,7 +1,8 @@
 """
-Programs of the Go modules beside this file, built once into the cache.
+Programs of the Go modules next to this file, built once into the cache.
 
-Their versions are those of the modules' go.mod and go.sum. It must not know what the programs do.
+Their versions are those of the modules' go.mod and go.sum. Does not depend on the purpose of the
+programs.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def go_is_there() -> bool:
-    """Tell whether Go programs can be built here."""
+    """Return whether Go programs can be built here."""
     return shutil.which("go") is not None
 
 
 def go_programs(module: str) -> Path:
     """
-    Return the folder of a module's programs; they are built if they are not in the cache.
+    Return the folder of a module's programs, and build them if they are not in the cache.
 
-    :raises ImageError: Go is missing, or refuses.
+    :raises ImageError: Go is missing, or fails.
     """
     source = FOLDER / module
     version = run(["go", "-C", source, "env", "GOVERSION"], what="asking Go", timeout_seconds=60)
@@ -52,5 +53,5 @@ def go_programs(module: str) -> Path:
 
 
 def path_with(*folders: Path) -> str:
-    """The PATH, and these folders before it."""
+    """Return the PATH with these folders at its start."""
     return os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])

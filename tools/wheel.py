@@ -1,11 +1,11 @@
 """
 `make wheel`: a wheel for the platform of this machine, with the programs `drakit-cel-MINOR`.
 
-The programs are Kubernetes' CEL compiler and allocator, one for each minor release; `kubectl
-drakit` finds them beside its own modules. Without the hook, hatchling builds a wheel for all
-platforms that has no programs.
+The programs are Kubernetes' CEL compiler and allocator, one for each minor release. `kubectl
+drakit` finds them next to its own modules. Without the hook, hatchling builds a wheel for all
+platforms that contains no programs.
 
-It must not know how the programs are built.
+Does not depend on the build of the programs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROGRAMS = "DRAKIT_PROGRAMS"
 """The environment variable with the folder of the programs, for the hook."""
 
 MACHINE = "DRAKIT_MACHINE"
-"""The environment variable with the processor of the programs, in Python's words, for the hook."""
+"""The environment variable with the processor of the programs in Python's terms, for the hook."""
 
 PLACE = "drakit_explain/cel/programs"
 
@@ -48,10 +48,11 @@ class Hook(BuildHookInterface[Any]):
 
 def build(programs: Path, folder: Path, *, machine: str = "") -> Path:
     """
-    Build the wheel of this clone with the programs of a folder; equal inputs make equal wheels.
+    Build the wheel of this clone with the programs of a folder. Equal inputs result in equal
+    wheels.
 
-    :param machine: the processor of the programs, such as aarch64; by default this machine's.
-    :raises ImageError: hatchling refuses.
+    :param machine: the processor of the programs, such as aarch64. By default, this machine's.
+    :raises ImageError: hatchling fails.
     """
     machine = machine or platform.machine()
     hatchling(
@@ -69,9 +70,9 @@ def build(programs: Path, folder: Path, *, machine: str = "") -> Path:
 
 def hatchling(kind: str, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
     """
-    Build a wheel or an sdist of this clone; equal inputs make equal files.
+    Build a wheel or an sdist of this clone. Equal inputs result in equal files.
 
-    :raises ImageError: hatchling refuses.
+    :raises ImageError: hatchling fails.
     """
     from e2e.images.cache import run
 

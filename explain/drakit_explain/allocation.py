@@ -1,12 +1,12 @@
 """
-What a device gives to a request, and what the allocator finds for the claims of a pod.
+The amounts that a request takes from a device, and the allocator's results for the claims of a pod.
 
-Counts follow ``k8s.io/dynamic-resource-allocation/structured``: a request without an amount takes
-the policy's default or all of it, the policy rounds amounts up, and names are compared as they are
-written. All amounts are integers, in billionths. Counts explain; whether claims fit is the
-allocator's decision.
+Amounts follow ``k8s.io/dynamic-resource-allocation/structured``: a request without an amount takes
+the policy's default or the whole capacity, the policy rounds amounts up, and names are compared
+literally. All amounts are integers, in billionths. Amounts only explain a result: the allocator
+decides whether claims fit.
 
-Does not depend on clients, nodes, CEL, or how an answer is worded.
+Does not depend on clients, nodes, CEL, or the wording of a result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drakit_explain.pools import Counter
 # ---------------------------------------------------------------- capacities
 
 Consumed = Mapping[str, int]
-"""Billionths of each capacity, by name as in the slice."""
+"""Billionths of each capacity, by its name in the slice."""
 
 _WHOLE = 10**9
 """Billionths of one."""
@@ -38,13 +38,13 @@ def summed(amounts: Iterable[Amount]) -> dict[str, int]:
 
 
 def consumed_of(device: DeviceID, shares: Iterable[Share]) -> Consumed | None:
-    """Return what shares take of a device's capacity; None if they take nothing."""
+    """Return how much of a device's capacity the shares take, or None if they take nothing."""
     amounts = [amount for each in shares if each.device == device for amount in each.consumed]
     return summed(amounts) if amounts else None
 
 
 def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:
-    """Return what a request takes of each capacity of a device."""
+    """Return how much a request takes of each capacity of a device."""
     wanted = summed(asked)
     return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
 
@@ -53,10 +53,10 @@ def short_capacities(
     capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
 ) -> tuple[str, ...] | None:
     """
-    Return the capacities of which less is left than a claim takes; empty if there are none.
+    Return the capacities that have less left than a claim takes. Empty if there are none.
 
-    None means that the device cannot give such amounts even if nothing is consumed. Raises
-    ValueError if something is no quantity.
+    None means that the device cannot provide such amounts even if nothing is consumed. Raises
+    ValueError if a value is not a quantity.
     """
     wanted = summed(asked)
     if not wanted.keys() <= {each.name for each in capacity}:
@@ -117,36 +117,37 @@ def _whole(amount: int) -> int:
     return -(-amount // _WHOLE)
 
 
-# ---------------------------------------------------------------- the question and the answer
+# ---------------------------------------------------------------- queries and results
 
 MAX_RESULTS = 32
-"""Devices in the allocation of a claim (API: ``AllocationResultsMaxSize``)."""
+"""The limit of devices in the allocation of a claim (API: ``AllocationResultsMaxSize``)."""
 
 
 class Failure(Enum):
-    """The error of the allocator, as far as a sentence about it differs."""
+    """The kind of an allocator error, if sentences about it differ."""
 
     SELECTOR = "selector"
-    """It fails at a device, or does not compile."""
+    """The selector fails at a device, or does not compile."""
 
     INCOMPLETE_POOL = "incomplete pool"
-    """A request asks for all devices, so none may be missing."""
+    """A request asks for all devices, so the pool must be complete."""
 
     INVALID_POOL = "invalid pool"
-    """So it is for an invalid pool, and up to Kubernetes 1.34 for any request that reaches it."""
+    """A request asks for all devices. Up to Kubernetes 1.34, any request that reaches the pool
+    fails."""
 
     CONSTRAINT = "constraint"
-    """A request asks for all devices, and a constraint excludes one."""
+    """A request asks for all devices, and a constraint excludes one of them."""
 
     TOO_MANY = "too many"
-    """More devices than an allocation can list."""
+    """The claim needs more devices than an allocation can list."""
 
     OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorError:
-    """An error with which the allocator ends on a node."""
+    """An error that ends the allocation on a node."""
 
     kind: Failure
     text: str
@@ -156,15 +157,16 @@ class AllocatorError:
     """The device at which a selector fails."""
 
     pool: PoolID | None = None
-    """The pool because of which the allocator fails, if there is one."""
+    """The pool because of which the allocator fails, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskedClaim:
-    """A claim, or what a template would make, as far as the allocator reads it."""
+    """The fields of a claim, or of a future claim from a template, that the allocator reads."""
 
     origin: str = field(default="", compare=False)
-    """``claim "name"`` or ``claim template "name"``: not the pod's own name for the claim."""
+    """``claim "name"`` or ``claim template "name"``. This is not the name of the claim's entry in
+    the pod."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -172,24 +174,25 @@ class AskedClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selected:
-    """The outcomes of all selectors of a request for the devices of one slice."""
+    """The results of all selectors of a request for the devices of one slice."""
 
     matches: int = 0
-    """A bit for each device, by its index, that fulfils all of them."""
+    """A bit for each device, by its index, that matches all selectors."""
 
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Runtime errors by a device's index."""
+    """Runtime errors by the index of the device."""
 
     rejected: tuple[int, ...] = ()
-    """For each selector that was evaluated, in order: the number of devices that it rejects."""
+    """For each evaluated selector, in order: the number of devices that it rejects."""
 
 
 class NotEvaluatedError(Exception):
-    """No result is certain, as of a long selector; the text is a clause that names the cause."""
+    """No result is certain, for example because of a long selector. The message is a clause with
+    the cause."""
 
 
 def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
-    """Return whether a toleration applies to a taint, as the scheduler decides it."""
+    """Return whether a toleration applies to a taint, by the scheduler's rules."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

@@ -1,12 +1,12 @@
 """
-The allocator's verdicts about claims on nodes: kept, or planned as questions.
+The allocator's verdicts about claims on nodes, which are cached or planned as queries.
 
-An explanation that lacks a verdict goes on without it, plans the question, and ends with
-:class:`NotAnsweredError`. The caller asks the planned questions, and explains again. Verdicts are
-kept by what the allocator reads: the claims, the classes, and the profile of the node
-(:mod:`.profiles`), so a change on one node costs one question for each request.
+An explanation that lacks a verdict continues without it, plans the query, and ends with
+:class:`NotAnsweredError`. The caller runs the planned queries, and explains again. The cache key of
+a verdict is the input of the allocator: the claims, the classes, and the profile of the node
+(:mod:`.profiles`). Therefore, a change on one node costs one query for each request.
 
-Does not depend on who asks, or on why something is asked.
+Does not depend on the caller, or on the purpose of a query.
 """
 
 from __future__ import annotations
@@ -48,41 +48,42 @@ from drakit_formats.resource.nodes import Requirement
 from drakit_formats.resource.objects import Object, children
 
 MAX_KEPT = 1 << 17
-"""Verdicts that are kept: about 100 bytes each. A pod of a cluster in which all nodes differ needs
-one for each node, and a verdict that is dropped before the explanation ends is asked again."""
+"""The limit of cached verdicts, of about 100 bytes each. In a cluster in which all nodes differ, a
+pod needs one for each node. If a verdict is dropped before the explanation ends, the query is
+repeated."""
 
 MAX_PROFILES = 64
 MAX_NODES = 1 << 16
-"""Claims for which the profiles of nodes are kept, and the nodes of all of them: 15 MiB."""
+"""The limits of cached profiles: lists of claims, and nodes in all of them. They take 15 MiB."""
 
 MAX_PLANNED = 64
 MAX_BYTES = 1 << 20
-"""Questions, and bytes of them, that an explanation plans before it ends."""
+"""The limits of queries, and of their bytes, that an explanation plans before it ends."""
 
 STEPS_PER_PART = 4
-"""Steps of each request and device in a question."""
+"""Steps for each request and device in a query."""
 
 MAX_UNDECIDED = 2
-"""Questions about some claims without an answer, after which no further ones are asked: each can
-take seconds."""
+"""The number of queries about the same claims without a result, after which no more are made. Each
+can take seconds."""
 
 
 _UNAVAILABLE = Verdict(outcome=VerdictOutcome.UNAVAILABLE)
-"""Most verdicts are this one, and are one object."""
+"""The most frequent verdict, as one shared object."""
 
 
 class NotAnsweredError(Exception):
-    """The planned questions must be asked first."""
+    """The planned queries must be run first."""
 
 
 class Released(NamedTuple):
     """Claims that are treated as if they had released their devices."""
 
     claim: str | None = None
-    """The UID of the only one; None means all."""
+    """The UID of the only such claim. None means all claims."""
 
     kept: frozenset[str] = frozenset()
-    """UIDs of claims that have not."""
+    """UIDs of claims that still have their devices."""
 
     def holds(self, claim: ClaimFacts) -> bool:
         """Return whether a claim still has its devices."""
@@ -91,7 +92,7 @@ class Released(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """Facts of a question that are replaced, apart from those of its claims."""
+    """Facts of a query that are replaced, apart from those of its claims."""
 
     released: Released | None = None
     all_free: bool = False
@@ -107,25 +108,25 @@ ALL_FREE = Changes(all_free=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question about one node."""
+    """A query about one node."""
 
     key: int
     claims: int
-    """Equal for equal claims."""
+    """A number that is the same for equal claims."""
 
     body: bytes
-    """JSON, as ``operator/cel/verdict.go`` reads it; the gates are missing."""
+    """JSON in the format of ``operator/cel/verdict.go``, without the feature gates."""
 
     minor: int | None
-    """The minor release of Kubernetes 1 whose allocator decides; None if it is unknown."""
+    """The minor release of Kubernetes 1 whose allocator decides. None if unknown."""
 
 
 class _Asked(NamedTuple):
-    """What is asked."""
+    """The input of a query."""
 
     claims: Sequence[AskedClaim]
     key: int
-    """Equal for equal claims and classes."""
+    """A number that is the same for equal claims and classes."""
 
     node: str
     changes: Changes
@@ -143,44 +144,44 @@ class Verdicts:
     def __init__(self, world: World) -> None:
         self._world = world
         self._known: dict[int, Verdict] = {}
-        """By a hash of 64 bits, which is not predictable: it has strings."""
+        """The verdicts by a 64-bit hash. It covers strings, so it is not predictable."""
 
         self._profiles: dict[int, Profiles] = {}
         self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
-        """The last claims, with the revision of rules and their hash, which takes long."""
+        """The last claims, with the revision of rules and their hash, which is slow to compute."""
 
         self._planned: dict[int, Question] = {}
         self._planned_bytes = 0
         self._undecided: dict[int, list[Verdict]] = {}
-        """Questions without an answer, by their claims."""
+        """Queries without a result, by their claims."""
 
         self._minor = world.minor
         self.revision: int = 0
-        """Grows when verdicts are forgotten."""
+        """A number that increases when verdicts are dropped."""
 
-    # ---- for those who ask
+    # ---- for callers that run queries
 
     def take(self) -> list[Question]:
-        """Return the planned questions, and plan from the beginning."""
+        """Return the planned queries, and start a new plan."""
         planned, self._planned, self._planned_bytes = self._planned, {}, 0
         return list(planned.values())
 
     def keep(self, question: Question, verdict: Verdict) -> None:
-        """Keep the answer to a question."""
+        """Store the result of a query."""
         if verdict.outcome is VerdictOutcome.UNDECIDED:
             self._undecided.setdefault(question.claims, []).append(verdict)
         same = _UNAVAILABLE if verdict == _UNAVAILABLE else verdict
         keep(self._known, question.key, same, limit=MAX_KEPT)
 
     def forget_undecided(self) -> None:
-        """Ask again what had no answer."""
+        """Allow queries without a result to be repeated."""
         self.revision += 1
         self._undecided.clear()
         undecided = VerdictOutcome.UNDECIDED
         self._known = {k: each for k, each in self._known.items() if each.outcome is not undecided}
 
     def clear(self) -> None:
-        """Forget all verdicts: another allocator decides from now on."""
+        """Drop all verdicts, because another allocator decides from now on."""
         self.revision += 1
         self._known.clear()
         self._undecided.clear()
@@ -190,11 +191,11 @@ class Verdicts:
 
     @property
     def planned(self) -> int:
-        """How many questions are planned."""
+        """The number of planned queries."""
         return len(self._planned)
 
     def check(self) -> None:
-        """Raise :class:`NotAnsweredError` if questions are planned."""
+        """Raise :class:`NotAnsweredError` if queries are planned."""
         if self._planned:
             raise NotAnsweredError
 
@@ -206,10 +207,10 @@ class Verdicts:
         changes: Changes = NO_CHANGES,
     ) -> Verdict | None:
         """
-        Return the verdict about claims on a node; None if it is planned to be asked.
+        Return the verdict about claims on a node, or None if the query for it is planned.
 
         Raises :class:`NotAnsweredError` if enough is planned, :class:`BudgetSpentError`, and
-        :class:`NotEvaluatedError` where a selector has no outcome.
+        :class:`NotEvaluatedError` if a selector has no result.
         """
         if self._minor != self._world.minor:
             self._minor = self._world.minor
@@ -227,8 +228,8 @@ class Verdicts:
         return found
 
     def question(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Question:
-        """Return the question about claims on a node, whether it has been asked or not: a verdict
-        can have the devices of another node with an equal profile."""
+        """Return the query about claims on a node, even if its verdict is cached: the verdict can
+        name the devices of another node with an equal profile."""
         return self._question(self._ask(claims, node, budget, NO_CHANGES), 0)
 
     def profile(
@@ -238,7 +239,7 @@ class Verdicts:
         budget: Budget,
         changes: Changes = NO_CHANGES,
     ) -> int:
-        """Return a number that is equal for nodes on which claims find the same."""
+        """Return a number that is the same for nodes on which claims have the same result."""
         return self._profile(self._ask(claims, node, budget, changes))
 
     def _ask(
@@ -255,12 +256,12 @@ class Verdicts:
         return _Asked(claims, self._last[2], node, changes, budget)
 
     def _state(self, asked: _Asked) -> Iterator[object]:
-        """Return what determines a verdict besides claims and changes."""
+        """Return the facts that determine a verdict, apart from claims and changes."""
         yield self._declared(asked.node)
         if asked.changes.released is None:
             yield self._profile(asked)
             return
-        # Which claim has which device is not a part of the profile.
+        # The profile does not include which claim has which device.
         world = self._world
         yield asked.node
         yield world.slices_revision, world.rules_revision
@@ -285,7 +286,7 @@ class Verdicts:
         found = self._world.node(node)
         return found.declared if found is not None else ()
 
-    # ---- the question
+    # ---- the query
 
     def _question(self, asked: _Asked, key: int) -> Question:
         world = self._world
@@ -336,7 +337,7 @@ class Verdicts:
                 for number, share in enumerate(claim.shares):
                     if share.device == device and (released is None or released.holds(claim)):
                         consumed = {each.name: each.quantity for each in share.consumed}
-                        # To the allocator of 1.36, an empty map is not the same as none.
+                        # For the allocator of 1.36, an empty map is not the same as an absent one.
                         some = {"consumedCapacity": consumed} if consumed else {}
                         yield {**_result(device), "shareID": f"{claim.uid}-{number}", **some}
 
@@ -355,7 +356,7 @@ Found = TypeVar("Found")
 def answered(
     verdicts: Verdicts, find: Callable[[], Found], answer: Callable[[Question], Verdict]
 ) -> Found:
-    """Return what is found once the questions are answered; it may take seconds."""
+    """Return the result after the queries have been run. This may take seconds."""
     while True:
         try:
             return find()
@@ -368,12 +369,13 @@ Taints = Callable[[DeviceID, DeviceFacts], Sequence[TaintFacts]]
 
 
 # ---------------------------------------------------------------- facts as JSON of the API
-# What changes no verdict is left out: parameters of drivers, names of binding conditions. A slice
-# with fields that this version does not know is written as it was read.
+#
+# Fields that do not change a verdict are left out, such as parameters of drivers and names of
+# binding conditions. A slice with fields that this version does not know is written unchanged.
 
 
 def claim_body(claim: AskedClaim, number: int) -> Object:
-    """Write a claim to allocate."""
+    """Write a claim that is to be allocated."""
     name = claim_name(number)
     devices = {
         "requests": [_request(each) for each in claim.requests],
@@ -386,7 +388,7 @@ def claim_body(claim: AskedClaim, number: int) -> Object:
 
 
 def claim_name(number: int) -> str:
-    """Return the name of a claim in a question: equal pods ask the same."""
+    """Return the name of a claim in a query, so that equal pods have equal queries."""
     return f"claim-{number}"
 
 
@@ -444,7 +446,7 @@ def slice_body(of: SliceFacts, taints: Taints, *, without: Container[int] = ()) 
     """
     Write a slice.
 
-    :param taints: returns the taints of a device, those of DeviceTaintRules included.
+    :param taints: returns the taints of a device, including those of DeviceTaintRules.
     :param without: indexes of devices that are left out.
     """
     spec = orjson.loads(zlib.decompress(of.raw)) if of.raw else _spec(of)

@@ -1,12 +1,12 @@
 """
-How many devices of a cluster there are for a request, and what stands in the way of the others.
+Counts the devices of a cluster for a request, and the obstacles to the use of the others.
 
-Each device of a slice is counted once, under the obstacle that lasts longest: a node that the pod
-cannot use, then taints, then holders, since a release does not help a tainted device. The count of
-a slice is kept until the slice, or an allocation in its pool, changes. The counts explain;
-Kubernetes' allocator decides whether a pod fits.
+Each device of a slice is counted once, under the obstacle that lasts longest: first a node that the
+pod cannot use, then taints, then holders, because a release does not help with a tainted device.
+The count of a slice is cached until the slice, or an allocation in its pool, changes. Counts only
+explain a result: Kubernetes' allocator decides whether a pod fits.
 
-Does not depend on clients, or on how a sentence is made of the counts.
+Does not depend on clients, or on the sentences about the counts.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ STEPS_PER_DEVICE = 5
 """Steps of a slice, and of each of its devices if they are counted one by one."""
 
 NAMED_DEVICES = 3
-"""Unhealthy devices that are kept: a sentence names their drivers' words."""
+"""The number of unhealthy devices that are kept, because a sentence quotes their drivers."""
 
 NAMED_HOLDERS = 3
-"""Holders that are kept per namespace: an Event names at most this many."""
+"""The number of holders that are kept per namespace. An Event names at most this many."""
 
 
 # ---------------------------------------------------------------- one slice
@@ -58,12 +58,12 @@ class Obstacle:
     holders: list[Mapping[str, ClaimFacts]] = field(
         default_factory=list["Mapping[str, ClaimFacts]"]
     )
-    """Claims by UID, slice by slice as the counts of the slices have them: they are not copied,
-    because every second request of a large cluster has the same 100,000."""
+    """Claims by UID, one mapping for each slice. They are not copied, because many requests of a
+    large cluster have the same 100,000 holders."""
 
     @property
     def claims(self) -> dict[str, ClaimFacts]:
-        """The claims that must release something, by UID: computed for who names them."""
+        """The claims that must release something, by UID. Computed only if they are named."""
         united: dict[str, ClaimFacts] = {}
         for each in self.holders:
             united.update(each)
@@ -84,7 +84,7 @@ class Obstacle:
 
 
 class Left(NamedTuple):
-    """What a device has left of a capacity, in billionths."""
+    """The rest of a device's capacity, in billionths."""
 
     amount: int
     total: int
@@ -92,11 +92,11 @@ class Left(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How many devices of a slice or node a request could have."""
+    """The number of devices of a slice or node that a request could use."""
 
     free: int = 0
     held: int = 0
-    """They become available when claims release devices."""
+    """Devices that become available when claims release them."""
 
     tainted: int = 0
 
@@ -105,7 +105,7 @@ class Tally(NamedTuple):
         return self.free + self.held + self.tainted
 
     def changed(self, old: Tally, new: Tally) -> Tally:
-        """Return the sum of which one part has changed."""
+        """Return the sum after one part has changed."""
         return _shared(
             self.free + new.free - old.free,
             self.held + new.held - old.held,
@@ -113,13 +113,13 @@ class Tally(NamedTuple):
         )
 
     def suffices(self, request: Request) -> bool:
-        """Return whether enough are free."""
+        """Return whether enough devices are free."""
         if request.every:
             return 0 < self.free == self.total
         return self.free >= request.count
 
     def would_do(self, request: Request, *, untainted: bool = False) -> bool:
-        """Return whether they are enough when claims release them, and without taints."""
+        """Return whether there are enough devices when claims release them, and without taints."""
         if request.every:
             return bool(self.total) and (untainted or not self.tainted)
         return self.total - (0 if untainted else self.tainted) >= request.count
@@ -130,17 +130,18 @@ NOTHING = Tally()
 
 @lru_cache(maxsize=1024)
 def _shared(free: int, held: int, tainted: int) -> Tally:
-    """Return one object for equal numbers: thousands of slices and nodes have the same."""
+    """Return a shared object for equal numbers, because thousands of slices and nodes have the
+    same."""
     return Tally(free, held, tainted)
 
 
 @dataclass(slots=True)
 class Availability:
-    """Devices of a request: free, or behind an obstacle."""
+    """The devices for a request: free, or behind an obstacle."""
 
     free: int = 0
     small: int = 0
-    """Devices that can never have the requested capacity; `total` does not include them."""
+    """Devices that can never have the requested capacity. `total` does not include them."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -157,22 +158,23 @@ class Availability:
 
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
-    """Other devices use the hardware that they need."""
+    """Devices whose hardware other devices use."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
-    """They are shared, and too little of them is left."""
+    """Shared devices that have too little left."""
 
     left: dict[str, Left] = field(default_factory=dict[str, "Left"])
     """By the name of a capacity: the most that a device of `used_up` has left."""
 
     elsewhere: Obstacle = field(default_factory=Obstacle)
-    """Only nodes that the pod cannot use reach them."""
+    """Devices that are available only on nodes that the pod cannot use."""
 
     most_free: tuple[str, int] = ("", 0)
-    """The node with the most free devices, the first by name of several, and their number."""
+    """The node with the most free devices, and their number. Of several nodes, the first by
+    name."""
 
     on_one_node: tuple[Code | None, int] | None = None
-    """What :meth:`Analysis.on_one_node` found: equal pods share it."""
+    """The result of :meth:`Analysis.on_one_node`, which equal pods share."""
 
     @property
     def total(self) -> int:
@@ -206,7 +208,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SelectorError:
-    """A device on which a selector fails; the allocator fails if it reaches it."""
+    """A device on which a selector fails. The allocator fails if it reaches the device."""
 
     device: DeviceID
     text: str
@@ -215,25 +217,25 @@ class SelectorError:
 
 @dataclass(slots=True)
 class SliceCount:
-    """The devices of one slice for a request; valid until the slice or its pool changes."""
+    """The devices of one slice for a request. Valid until the slice or its pool changes."""
 
     reach: Reachable
     stamp: int
     """The world's revision at the last change of an allocation in the pool."""
 
     rejected: tuple[int, ...]
-    """For each selector that was reached: the devices that it rejects."""
+    """For each selector that was reached: the number of devices that it rejects."""
 
     errors: tuple[SelectorError, ...]
     tally: Tally = NOTHING
     small: int = 0
-    """As in :class:`Availability`."""
+    """The same as :attr:`Availability.small`."""
 
     holders: Mapping[str, ClaimFacts] | None = None
-    """The claims that have the devices that are held."""
+    """The claims that hold devices of the slice."""
 
     found: Availability | None = None
-    """If the slice has taints, counters or shares, the details of the numbers."""
+    """The details of the numbers, if the slice has taints, counters or shares."""
 
     def merge_into(self, result: Availability) -> None:
         if self.found is not None:
@@ -276,7 +278,7 @@ class SliceCounting:
             self._sort(count, selected.matches)
         if count.errors or count.found is not None:
             return count
-        # Requests find the same in a slice, and the counts of many requests are kept.
+        # Many requests have the same count in a slice, and their counts are cached.
         key = (count.stamp, count.rejected, count.tally, count.small, id(count.holders))
         known = self._world.found_in(of)
         if (same := known.get(key)) is not None and same.reach is reach:
@@ -292,7 +294,7 @@ class SliceCounting:
             self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
             if of.devices.consumes:  # the counters of a pool are read once
                 self._budget.spend(2 * len(of.devices))
-            partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many devices have the same
+            partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many have the same holders
             for index in bits(matches):
                 device = of.devices[index]
                 identity = DeviceID(of.driver, of.pool, device.name)
@@ -328,7 +330,7 @@ class SliceCounting:
         """
         Count a device.
 
-        :param partitions: gets the claims that hold the hardware of devices, by identity.
+        :param partitions: receives the claims that hold the hardware of devices, by identity.
         """
         world = self._world
         request = self._request
@@ -374,7 +376,7 @@ class SliceCounting:
 
 
 def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
-    """Return how tolerations differ from taints of the same key."""
+    """Return how tolerations differ from taints with the same key."""
     for taint in taints:
         for each in tolerations:
             if each.key != taint.key:
@@ -389,7 +391,7 @@ def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> It
 def not_tolerated(
     taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
 ) -> list[TaintFacts]:
-    """Return the taints that none of a request's tolerations covers."""
+    """Return the taints that a request does not tolerate."""
     return [
         taint
         for taint in taints
@@ -399,28 +401,29 @@ def not_tolerated(
 
 @dataclass(slots=True)
 class _Taken:
-    """The amount taken of a counter, and its holders."""
+    """The consumed amount of a counter, and its holders."""
 
     amount: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
 
 
 class Hardware:
-    """The rest of each pool's counters beside allocated partitions. Each pool is read once, until
-    an allocation in it changes."""
+    """The rest of each pool's counters, without the allocated partitions. Each pool is read once,
+    until an allocation in it changes."""
 
     def __init__(self, world: World) -> None:
         self.world: World = world
         self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
-        """With the revision of the last change of an allocation in the pool."""
+        """The counters of each pool, with the revision of the last change of an allocation in
+        it."""
 
     def in_the_way(
         self, pool: NodePool, device: DeviceFacts
     ) -> list[Mapping[str, ClaimFacts]] | None:
         """
-        Return the claims that hold the device's hardware, by UID; None if enough is left.
+        Return the claims that hold the device's hardware, by UID, or None if enough is left.
 
-        Devices that consume one counter get the same mapping.
+        Devices that consume the same counter get the same mapping.
         """
         if not device.consumes:
             return None
@@ -460,15 +463,15 @@ class Hardware:
 # ---------------------------------------------------------------- the cluster
 
 REQUESTS = 4
-"""Different requests of one explanation for which the devices of the cluster are counted. Counts
-are kept, so a later explanation counts less."""
+"""The limit of distinct requests of an explanation for which the devices of the cluster are
+counted. Counts are cached, so a later explanation counts less."""
 
 MAX_PLACEMENTS = 2
-"""Sets of nodes for which the results of a request are kept. Each takes up to 0.6 MiB with 5,000
-nodes, and each pod can have one of its own."""
+"""The limit of sets of nodes for which the results of a request are cached. Each takes up to 0.6
+MiB with 5,000 nodes, and each pod can have a set of its own."""
 
 SLICES_AT_ONCE = 250
-"""Slices that are counted ahead of an explanation without a pause: about 10 ms."""
+"""The number of slices that are counted before an explanation without a pause: about 10 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,34 +483,35 @@ class Analysis:
     """The world's revision."""
 
     selectors: tuple[tuple[str, str], ...]
-    """In order: the owner, and the expression."""
+    """The selectors in order: owner and expression."""
 
     counts: Mapping[str, SliceCount]
-    """By the slice's name."""
+    """The counts by the name of the slice."""
 
     published: int
     rejected: tuple[tuple[str, str, int], ...]
-    """For each selector in order: its owner, itself, and the devices that it rejects."""
+    """For each selector in order: its owner, the selector, and the number of devices that it
+    rejects."""
 
     errors: tuple[SelectorError, ...]
     matching: int
     on_nodes: Mapping[str, Tally]
-    """The devices of each node, whether a pod can use the node or not."""
+    """The devices of each node, whether or not a pod can use the node."""
 
     by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
         default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
     )
-    """Results by the nodes that a pod can use: most pods can use the same nodes."""
+    """Results by the nodes that a pod can use, because most pods can use the same nodes."""
 
     kinds: set[tuple[str, DeviceKind]] = field(default_factory=set[tuple[str, DeviceKind]])
-    """The kinds of the devices that match, each with its driver: found by the first pod that needs
-    them, and kept until a slice, node or class changes."""
+    """The kinds of the matching devices, each with its driver. The first pod that needs them
+    determines them, and they are cached until a slice, node or class changes."""
 
     def on_one_node(
         self, nodes: Mapping[str, Unusable | None], found: Availability
     ) -> tuple[Code | None, int]:
-        """Return why no node has enough devices for the request; None if none publishes enough,
-        and the most that a node publishes."""
+        """Return why no node has enough devices for the request, and the most that a node
+        publishes. The reason is None if no node publishes enough."""
         request, on_nodes = self.request, self.on_nodes
         usable = [each for node, each in on_nodes.items() if nodes.get(node, NOTHING) is None]
         code: Code | None = None
@@ -521,7 +525,7 @@ class Analysis:
         return found.on_one_node
 
     def find_kinds(self, world: World) -> Collection[tuple[str, DeviceKind]]:
-        """Return the kinds of the devices that match, each with its driver."""
+        """Return the kinds of the matching devices, each with its driver."""
         if not self.kinds:
             selection = Selection(world, self.request)
             found: set[tuple[str, int]] = set()  # the hash of a kind costs more than the rest
@@ -541,7 +545,7 @@ class Analysis:
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None], budget: Budget) -> Availability:
         """
-        Return what a pod finds on its nodes.
+        Return the devices on a pod's nodes.
 
         :param nodes: all nodes, each with the reason why the pod cannot use it.
         """
@@ -573,12 +577,12 @@ class Analysis:
         return result
 
     def able(self, budget: Budget) -> set[str]:
-        """Return the nodes with enough free devices for the request alone."""
+        """Return the nodes with enough free devices for only this request."""
         budget.spend(1 + len(self.on_nodes) // 10)
         able = {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
         if self.request.every:
-            # These counts have devices that are for other nodes, or that "all" leaves out because
-            # their shares are used up.
+            # These counts include devices that are for other nodes, or that "all" leaves out
+            # because their shares are used up.
             more = (
                 name
                 for each in self.counts.values()
@@ -594,14 +598,14 @@ def _word(reason: Unusable) -> str:
 
 
 def needed(request: Request, found: Availability | None = None) -> int:
-    """Return how many devices there must be at least; "all" means at least one."""
+    """Return the minimum number of devices. For "all", it is at least one."""
     if request.every and found is not None:
         return max(found.total, 1)
     return max(request.count, 1)
 
 
 def budget_of(world: World) -> Budget:
-    """Return the budget of one explanation: larger clusters take longer."""
+    """Return the budget of an explanation. Larger clusters have a larger budget."""
     slices = len(world.reachable())
     devices = world.counted_one_by_one()
     steps = STEPS_PER_SLICE * slices + STEPS_PER_DEVICE * devices
@@ -617,7 +621,7 @@ def analyze(
     :param before: an earlier analysis of the request in this world: slices that have not changed
         are not counted again.
 
-    Raises :class:`NotEvaluatedError` where a selector has no outcome.
+    Raises :class:`NotEvaluatedError` if a selector has no result.
     """
     return next(filter(None, analyze_in_steps(request, world, budget, before=before)))
 
@@ -626,17 +630,17 @@ def analyze_in_steps(
     request: Request, world: World, budget: Budget, *, before: Analysis | None
 ) -> Iterator[Analysis | None]:
     """
-    Count as :func:`analyze` does: yield None in between, and the analysis at the end.
+    Count as :func:`analyze` does. Yield None in between, and the analysis at the end.
 
-    It is as old as the first step, so that what changes meanwhile is counted again. It ends early
-    if slices or rules change.
+    The analysis has the revision of the first step, so that later changes are counted again. It
+    ends early if slices or rules change.
     """
     if request.unsupported:
         raise NotEvaluatedError(
             f'drakit does not support {request.unsupported} of request "{request.name}"'
         )
     selectors = world.expressions(request)
-    # Rules concern all slices, and seldom change.
+    # Rules affect all slices, and seldom change.
     if before is not None and (
         before.revision < world.rules_revision or before.selectors != selectors
     ):
@@ -700,7 +704,8 @@ def _unchanged(reach: Reachable, before: Analysis | None, world: World) -> Slice
 
 
 def _updated(before: Analysis, world: World, counting: SliceCounting) -> Analysis:
-    """Return an analysis after changes of allocations: what nodes reach is the same."""
+    """Return an analysis after changes of allocations, which do not change the reachable
+    devices."""
     counts, on_nodes, matching = dict(before.counts), dict(before.on_nodes), before.matching
     for pool in world.pools_changed_since(before.revision):
         for of in world.slices_of_pool(pool):

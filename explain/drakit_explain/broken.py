@@ -5,8 +5,8 @@ The allocation is compared with the node, the pools and devices, their taints, t
 conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being
 updated, or a kind that may not be listed, allows no conclusion.
 
-Why a pod has no node yet is found in :mod:`.pending`. It must not know clients, clocks, Events, or
-how devices are allocated.
+:mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks,
+Events, or the allocation of devices.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from drakit_explain.reports import (
 from drakit_explain.world import EVERYWHERE, World
 
 MAX_CONSUMERS = 256
-"""Entries of ``status.reservedFor`` of a claim: the API's limit."""
+"""Entries in the ``status.reservedFor`` of a claim: the API's limit."""
 
 _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
-"""The time in which the report of a node follows its slices."""
+"""The time within which the report of a node follows its slices."""
 
 REPUBLISHED_SECONDS = 15.0
-"""The time in which the devices of a driver that starts follow its first slices."""
+"""The time within which a starting driver publishes its devices, after its first slices."""
 
 _MUST_LAST = frozenset(
     [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
 )
 """Problems of a pod with a node that also appear while the watch of claims lags behind that of
-pods: the pod may be running by the time that its owner reads the advice."""
+pods. The pod may already be running when its owner reads the advice."""
 
 
 def is_placed(pod: PodFacts) -> bool:
@@ -79,17 +79,17 @@ def broken_pod(
     pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
 ) -> tuple[Reason, ...]:
     """
-    Return why a pod that has a node does not start, or what is wrong with it.
+    Return why a pod that has a node does not start, or the problems of a running pod.
 
-    :param settled: the pod has had its node for a while, so that a state that is normal for a
-        moment is a problem.
+    :param settled: the pod has had its node for a while, so that a state that is normal for a short
+        time is a problem.
     :param events: the Events about the pod and its claims, if they are known.
     """
     if pod.node is None or not is_placed(pod):
         return ()
     claims = claims_of_pod(pod, world)
     found = list(_of_pod(pod, pod.node, world, settled=settled))
-    if pod.sandbox is not False:  # without one, statuses are those of containers before it
+    if pod.sandbox is not False:  # without a sandbox, statuses are those of earlier containers
         found += not_running(pod, pod.node)
     found += renumbered(pod, claims, events)
     if pod.is_starting:
@@ -97,7 +97,7 @@ def broken_pod(
         slow = list(_slow(pod.node, claims, world))
         if step is not None and (step.code is Code.NOT_PREPARED or not slow):
             found.append(step)
-        elif not found and slow:  # volumes and sandboxes are what failed before
+        elif not found and slow:  # a volume or sandbox failed first
             found += slow
         elif not found and settled and (pod.claims or pod.extended_claim):
             found.append(_not_prepared(pod.node, claims, events))
@@ -130,7 +130,7 @@ def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
 
 
 def gone_devices(pod: PodFacts, world: World) -> Iterator[DeviceID]:
-    """Return the devices of a pod that are gone, and still published with their attributes."""
+    """Return the missing devices of a pod that are still published with their attributes."""
     for claim in claims_of_pod(pod, world):
         for result in claim.results:
             device = published_device(result.device, world)
@@ -142,9 +142,9 @@ def gone_devices(pod: PodFacts, world: World) -> Iterator[DeviceID]:
 
 def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) -> tuple[Reason, ...]:
     """
-    Return what is wrong with an allocated claim, whether a pod uses it or not.
+    Return the problems of an allocated claim, whether or not a pod uses it.
 
-    :param node: the node on which a pod uses it; by default the only one of its allocation.
+    :param node: the node on which a pod uses it. By default, the only one of its allocation.
     """
     start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but "
     found = _of_allocation(claim, node or node_of_claim(claim), world)
@@ -152,7 +152,7 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
 
 
 def gone_under(claim: ClaimFacts, consumer: Consumer, world: World) -> tuple[Reason, ...]:
-    """Return which devices of a claim are gone, for a pod that runs with it."""
+    """Return the missing devices of a claim, for a pod that runs with it."""
     found = _of_allocation(claim, node_of_claim(claim), world)
     pod = ObjectReference("Pod", consumer.name, consumer.uid, claim.namespace, api_version="v1")
     start = f"pod {claim.namespace}/{consumer.name} is running, but "
@@ -170,12 +170,12 @@ def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping
 
 
 def has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
-    """Return whether a claim is reserved for others: else the scheduler may deallocate it."""
+    """Return whether a claim is reserved for others. If not, the scheduler may deallocate it."""
     return any(each.uid != pod.uid for each in claim.consumers)
 
 
 def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
-    """Return why the scheduler cannot give a node to a pod whose claims are allocated."""
+    """Return why the scheduler cannot bind a pod whose claims are allocated."""
     for claim in claims:
         node = node_of_claim(claim)
         gone = node is not None and node_problem(node, world) is Code.NODE_GONE
@@ -194,7 +194,8 @@ def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> I
 
 
 def node_of_claim(claim: ClaimFacts) -> str | None:
-    """Return the only node of an allocation, by its name; None if it is for several."""
+    """Return the name of an allocation's only node, or None if the allocation is for several
+    nodes."""
     if claim.nodes is None or isinstance(claim.nodes, str):
         return claim.nodes
     fields = claim.nodes[0].fields if len(claim.nodes) == 1 else ()
@@ -215,7 +216,7 @@ def _of_pod(pod: PodFacts, node: str, world: World, *, settled: bool) -> Iterato
             "owns the pod, it creates a new one",
         )
     for each in pod.claims:
-        if settled or each.claim or each.generated:  # else: it is about to be created
+        if settled or each.claim or each.generated:  # otherwise, it is about to be created
             yield from _of_pod_claim(each, pod, node, world)
     if (name := pod.extended_claim) is not None:
         yield from _of_claim(name, world.claim(pod.namespace, name), pod, node, world)
@@ -257,7 +258,7 @@ def _of_claim(
     """
     Return the problems of a claim of a pod.
 
-    :param word: the pod's own name for the claim.
+    :param word: the name of the claim's entry in the pod.
     """
     if claim is None:
         yield Finding(
@@ -294,7 +295,7 @@ def _of_claim(
 
 
 def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
-    # The members of a group of pods are unknown here.
+    # The members of a group of pods are not known here.
     if any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers):
         return
     if len(claim.consumers) >= MAX_CONSUMERS:
@@ -321,7 +322,7 @@ def drivers_of(claims: Iterable[ClaimFacts]) -> list[str]:
 
 
 def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
-    """Return the drivers of claims that have not answered a call for long."""
+    """Return the drivers of claims that have not completed a call for a long time."""
     for driver in drivers_of(claims):
         report = report_of(driver, node, world)
         if report is not None and report.progress:
@@ -330,7 +331,7 @@ def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Fin
 
 
 def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Finding:
-    """Return what the kubelet waits for, if it reports no failure."""
+    """Return the reason why the kubelet waits, if it reports no failure."""
     named = " and ".join(drivers_of(claims)) or "its drivers"
     waits = (
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
@@ -370,14 +371,14 @@ def _of_result(
     """
     Return the problems of a device of a claim.
 
-    :param message: the driver's message about its health, as the pod has it.
+    :param message: the driver's message about its health, from the pod's status.
     """
     cause = partial(cause_at_node, node, world=world)
     pool = result.device.of_pool
     slices = world.slices_of_pool(pool)
     if not slices:
         if world.unreadable():
-            return  # one of those may be the pool
+            return  # the pool may be one of these
         if node is not None and not publishes(pool.driver, node, world):
             yield Finding(
                 code=Code.DRIVER_UNAVAILABLE,
@@ -416,7 +417,7 @@ def _released(claim: ClaimFacts) -> str:
 
 
 def _back(device: DeviceID) -> str:
-    """Return what brings a device back."""
+    """Return the action that makes a device available again."""
     if device.driver == HOSTDEV:  # a policy may offer fewer shares of it, or none
         return "check that a HostDevicePolicy still offers it, and that it is connected"
     return "connect the device again"
@@ -472,8 +473,8 @@ def _of_taints(
     for taint in taints:
         if taint.effect != "NoExecute":
             continue
-        # The controller that evicts pods ignores tolerations without the effect; the scheduler
-        # does not.
+        # The controller that evicts pods ignores tolerations without the effect. The scheduler does
+        # not.
         applying = [
             each
             for each in result.tolerations
@@ -481,7 +482,7 @@ def _of_taints(
         ]
         if any(each.seconds is None for each in applying):
             continue
-        # Up to 1.37.1, the controller finds no pod of a claim for extended resources.
+        # Up to 1.37.1, the controller does not find the pod of a claim for extended resources.
         who = "Kubernetes 1.37.2 or later" if claim.for_extended else "Kubernetes"
         when = f"{who} evicts the pods that use it"
         if applying:
@@ -501,7 +502,7 @@ def _of_taints(
 
 
 def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
-    """Return the taints of allocated devices that keep new pods off them, and no pod of today."""
+    """Return the taints of allocated devices that repel new pods, but do not evict current ones."""
     for result in claim.results:
         device = published_device(result.device, world)
         for taint in world.taints(result.device, device) if device is not None else ():
@@ -526,7 +527,7 @@ def device_of_result(result: Result, claim: ClaimFacts) -> str:
 
 
 def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
-    """Return a device as its pool's newest generation has it."""
+    """Return a device from its pool's newest generation."""
     current = newest(world.slices_of_pool(device.of_pool))
     return next(filter(None, (each.devices.named(device.device) for each in current)), None)
 
@@ -535,7 +536,7 @@ def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
 
 
 def node_problem(name: str, world: World) -> Code | None:
-    """Return whether a node is gone or not ready; None where nodes may not be listed."""
+    """Return whether a node is missing or not ready. None if nodes may not be listed."""
     if not world.of(NodeFacts):
         return None
     node = world.node(name)
@@ -563,7 +564,7 @@ def _node_problem(name: str, world: World) -> Finding | None:
 
 
 def publishes(driver: str, node: str, world: World) -> bool:
-    """Return whether there are slices of a driver with devices that a node may use."""
+    """Return whether a driver has slices with devices that a node may use."""
     facts = world.node(node)
     view = NodeView(node, facts.labels if facts is not None else {})
     return any(

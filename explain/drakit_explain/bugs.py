@@ -1,13 +1,14 @@
 """
-Bugs of Kubernetes and of container runtimes that concern claims, by the releases that have them.
+Bugs of Kubernetes and of container runtimes that affect claims, by release.
 
-Each row of the scheduler was read in the source of the release with the fix and of the one before
-it, or else of the newest patch release (`READ`): the scheduler's plugin, the tracker of taints and
-the eviction in ``k8s.io/kubernetes``, the allocators in ``k8s.io/dynamic-resource-allocation``.
-Rows of kubelets and runtimes follow the release notes and the pull requests. Later releases are not
-judged, and the packages of a vendor can have fixes of later releases.
+Each scheduler row was verified in the source of the release with the fix and of the release before
+it, or otherwise of the newest patch release (`READ`): the scheduler's plugin, the tracker of taints
+and the eviction in ``k8s.io/kubernetes``, and the allocators in
+``k8s.io/dynamic-resource-allocation``. Rows for kubelets and runtimes follow the release notes and
+the pull requests. Later releases are not assessed, and the packages of a vendor can contain fixes
+of later releases.
 
-Does not depend on how a version or objects are read.
+Does not depend on the parsing of versions or objects.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from drakit_explain.model import (
 from drakit_explain.world import World
 
 READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
-"""The newest patch release that was read, by minor release of Kubernetes 1. Of 1.38, it is the
-changelog of its second alpha release."""
+"""The newest patch release that was verified, by minor release of Kubernetes 1. For 1.38, it is the
+changelog of the second alpha release."""
 
 KUBELETS_READ: Mapping[int, int] = {36: 3, 37: 2}
-"""The newest patch release whose kubelet was read."""
+"""The newest patch release whose kubelet was verified."""
 
 ISSUES = "https://github.com/kubernetes/kubernetes/issues/"
 PULLS = "https://github.com/kubernetes/kubernetes/pull/"
@@ -48,7 +49,7 @@ MAX_COUNT = 2**63 - 1
 
 Wanted = ClaimFacts | TemplateFacts
 Touched = Callable[[World], str | None]
-"""Returns an object, by kind and name, that a bug can concern."""
+"""Returns an object, by kind and name, that a bug can affect."""
 
 _VERSION = re.compile(r"v?1\.(\d+)\.(\d+)")
 
@@ -58,29 +59,29 @@ class Bug:
     """A bug, and the releases that have it."""
 
     what: str
-    """A clause that says what Kubernetes does."""
+    """A clause with the incorrect behavior of Kubernetes."""
 
     link: str
     fixes: Mapping[int, int | None]
-    """By minor release, the first patch release without the bug; None if `READ` has it. Minor
-    releases that are not here do not have the bug."""
+    """The first patch release without the bug, by minor release. None if the release of `READ` has
+    it. Minor releases that are missing here do not have the bug."""
 
     touched: Touched
     waits: bool = False
     """Whether a pod can wait although its devices are available."""
 
     allocates: bool = False
-    """Whether a claim can get other devices than it asks for."""
+    """Whether a claim can get devices other than the requested ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundBug:
-    """A bug that the release of a cluster has, and that one of its objects can meet."""
+    """A bug of the cluster's release that can affect one of the cluster's objects."""
 
     object: str
     what: str
     fixed: str
-    """The first release with a fix, such as ``1.36.5``; empty if none was read."""
+    """The first release with a fix, such as ``1.36.5``. Empty if none is known."""
 
     link: str
 
@@ -92,7 +93,8 @@ class FoundBug:
 
 
 def known_bugs(version: str, world: World, matches: Callable[[Bug], bool] = bool) -> list[FoundBug]:
-    """Return the known bugs of a version such as ``v1.36.3`` that objects of a cluster can meet."""
+    """Return the known bugs of a version, such as ``v1.36.3``, that can affect objects of a
+    cluster."""
     match = _VERSION.match(version)
     if match is None:
         return []
@@ -136,30 +138,29 @@ class NodeBug:
     what: str
     link: str
     kubelets: Mapping[int, int | None] = field(default_factory=dict[int, "int | None"])
-    """As :attr:`Bug.fixes`; empty for a bug of a runtime."""
+    """The same as :attr:`Bug.fixes`. Empty for a bug of a runtime."""
 
     runtimes: str = ""
-    """A regular expression for the runtimes and versions that have it."""
+    """A regular expression for the runtimes and versions that have the bug."""
 
     fixed: str = ""
     """The first release of a runtime with a fix."""
 
     touches: Callable[[NodeFacts, World], bool]
-    """Whether the node has objects that the bug can concern, whatever its pods are."""
+    """Returns whether the node has objects that the bug can affect, whatever its pods are."""
 
     codes: frozenset[Code] = frozenset()
-    """The reasons of which the bug can be the cause; without any, containers start without a
-    device."""
+    """The reasons that the bug can cause. If empty, containers start without a device."""
 
     of_pod: Callable[[PodFacts], bool] = bool
-    """Whether it can concern a pod with claims."""
+    """Returns whether the bug can affect a pod with claims."""
 
 
 def bugs_of_node(
     node: NodeFacts, world: World, pod: PodFacts | None = None
 ) -> Iterator[tuple[NodeBug, FoundBug]]:
-    """Return the known bugs of a node's kubelet and runtime that a pod can meet, or by default any
-    objects of the node."""
+    """Return the known bugs of a node's kubelet and runtime that can affect a pod. By default,
+    return those that can affect any object of the node."""
     match = _VERSION.match(node.kubelet)
     minor, patch = (int(match[1]), int(match[2])) if match else (-1, -1)
     name, _, version = node.runtime.partition("://")
@@ -181,9 +182,9 @@ def bugs_of_node(
 
 def bug_behind(pod: PodFacts, code: Code | None, world: World) -> str:
     """
-    Return the known bugs of a pod's node that can be the cause of a reason, as clauses.
+    Return the known bugs of a pod's node that can cause a reason, as clauses.
 
-    :param code: the reason; None for a pod that runs, in which a device may be missing.
+    :param code: the reason. None for a running pod, which may lack a device.
     """
     node = world.node(pod.node or "")
     if node is None or not (pod.claims or pod.extended_claim):
@@ -209,7 +210,8 @@ def _always(_: World) -> bool:
 def _wanted(
     matches: Callable[[Wanted], bool], *, beside: Callable[[World], bool] = _always
 ) -> Touched:
-    """Find a template or claim; templates first, because a claim of a template has its requests."""
+    """Find a template or claim. Templates come first, because a claim from a template has its
+    requests."""
 
     def find(world: World) -> str | None:
         if not beside(world):
@@ -306,7 +308,7 @@ def _published(devices: Iterable[DeviceID], world: World) -> Iterator[tuple[Devi
 
 
 def _evicting(claim: ClaimFacts, world: World) -> bool:
-    """Return whether a claim for extended resources has a device with a taint that evicts."""
+    """Return whether a claim for extended resources has a device with a taint that evicts pods."""
     return claim.for_extended and any(
         taint.effect == "NoExecute"
         for device, facts in _published(claim.devices, world)
@@ -328,7 +330,7 @@ def _has_two_drivers(node: NodeFacts, world: World) -> bool:
 
 
 def _had_device_plugin(node: NodeFacts, world: World) -> bool:
-    """Return whether a resource that a class provides is one that a device plugin registered."""
+    """Return whether a device plugin registered a resource that a class provides."""
     names = {each.name for each in node.allocatable}
     return any(each.extended_resource in names for each in world.of(ClassFacts).values())
 

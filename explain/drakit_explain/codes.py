@@ -1,10 +1,11 @@
 """
-The reasons of explanations: a closed set of words, for Events, metrics and scripts; and which of
-them stay certain when the objects of a kind may not be listed, or have a cause in common.
+The reasons of explanations: a closed set of words for Events, metrics and scripts. Also, which
+reasons stay certain if the objects of a kind may not be listed, and which have a cause in common.
 
-The operator and ``kubectl drakit`` drop the others: a missing permission could be their cause.
+The operator and ``kubectl drakit`` drop uncertain reasons, because a missing permission could be
+their cause.
 
-It must not know how a reason is found or reported, or why a kind is hidden.
+Does not depend on the search for a reason, its report, or why a kind is hidden.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from drakit_explain.world import Fact, World
 
 
 class Code(StrEnum):
-    """Why a pod waits, or what is wrong with an object."""
+    """Why a pod waits, or the problem of an object."""
 
     DEVICE_CLASS_MISSING = "DeviceClassMissing"
     RESOURCE_CLAIM_MISSING = "ResourceClaimMissing"
@@ -47,7 +48,7 @@ class Code(StrEnum):
     """Devices exist, but only on nodes that the pod cannot use."""
 
     SELECTOR_FAILED = "SelectorFailed"
-    """A selector fails on a device, and so the scheduler aborts the search on its node."""
+    """A selector fails on a device, so the scheduler aborts the search on its node."""
 
     CONSTRAINT_NOT_MET = "ConstraintNotMet"
     """Enough devices are free on a node, but none that satisfy the claim's constraints."""
@@ -59,13 +60,13 @@ class Code(StrEnum):
     """Slices of a pool's newest generation are missing, or there are too many."""
 
     POOL_NAME_CONFLICT = "PoolNameConflict"
-    """Several nodes publish pools with one name: the scheduler takes them for one pool."""
+    """Several nodes publish pools with the same name, which the scheduler treats as one pool."""
 
     SLICES_OUTDATED = "ResourceSlicesOutdated"
-    """Slices of an older generation of a pool remain beside the newest one."""
+    """Slices of an older generation of a pool remain alongside the newest one."""
 
     REQUESTS_COMPETE = "RequestsCompete"
-    """Each request alone could be allocated, but no node has devices for all of them."""
+    """Each request by itself could be allocated, but no node has devices for all of them."""
 
     SEARCH_FAILED = "SearchFailed"
     """The scheduler's search ends with an error of its own, and gives up the pod on all nodes."""
@@ -103,7 +104,7 @@ class Code(StrEnum):
     """The kernel gave a device another number after the containers started."""
 
     CLAIM_IN_USE = "ClaimInUse"
-    """A claim is being deleted, but still reserved for pods."""
+    """A claim is being deleted, but is still reserved for pods."""
 
     FINALIZER_HOLDS = "FinalizerHolds"
     """An object is being deleted, but a finalizer prevents it."""
@@ -113,7 +114,7 @@ class Code(StrEnum):
 
 
 class Cause(NamedTuple):
-    """What many objects can have in common: a class or a node, and what is wrong with it."""
+    """A cause that many objects can share: a class or a node, and its problem."""
 
     about: ObjectReference
     what: str
@@ -124,20 +125,20 @@ class Cause(NamedTuple):
 class _Problem:
     code: Code
     advice: str = ""
-    """General advice, as a clause: a remedy that is proven says more."""
+    """General advice, as a clause. A proven remedy is more specific."""
 
     transient: str = ""
     """
-    The state that it describes, by a constant key, if this state is normal for a while.
+    A constant key for the described state, if this state is normal for a while.
 
     An Event reports such a state only if it lasts.
     """
 
     patience_seconds: float | None = None
-    """How long the state is normal; None if as long as most."""
+    """How long the state is normal. None means the default."""
 
     cause: Cause | None = None
-    """Why others may have the same problem; None if it is the object's own."""
+    """Why others may have the same problem. None if only this object has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +150,7 @@ class Finding(_Problem):
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
-        """Return a reason about an object; `start` is the rest of its sentence."""
+        """Return a reason about an object. `start` is the rest of its sentence."""
         return Reason(
             code=self.code,
             sentence=f"{start}{self.what}",
@@ -168,21 +169,22 @@ def no_remedy() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason(_Problem):
-    """One reason, in a sentence for the Event of an object."""
+    """A reason, as a sentence for the Event of an object."""
 
     sentence: str
     regarding: ObjectReference
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """
-    Search what would be enough to end it, as a clause; empty if nothing is known.
+    Searches for a sufficient remedy, and returns it as a clause. Empty if none is known.
 
-    The search takes long, so only a caller that reports the reason asks for it, before the facts
+    The search takes long, so only a caller that reports the reason calls this, before the facts
     change. All reasons of one explanation share the result. Raises :class:`.NotAnsweredError`.
     """
 
     @property
     def text(self) -> str:
-        """The sentence and the general advice: the whole reason, if no remedy is proven."""
+        """The sentence and the general advice, which is the whole reason unless a remedy is
+        proven."""
         return f"{self.sentence}; {self.advice}" if self.advice else self.sentence
 
 
@@ -193,7 +195,7 @@ _MISSING: dict[Code, type[Fact]] = {
     Code.RESOURCE_CLAIM_MISSING: ClaimFacts,
     Code.RESOURCE_CLAIM_TEMPLATE_MISSING: TemplateFacts,
 }
-"""Reasons that need no devices, and the kind without which they are uncertain."""
+"""Reasons that do not depend on devices, and the kind without which they are uncertain."""
 
 _WITHOUT_SLICES = frozenset(
     {
@@ -217,7 +219,7 @@ _WITHOUT_SLICES = frozenset(
         Code.DEVICE_RENUMBERED,
     }
 )
-"""Reasons that follow from pods, claims and nodes alone."""
+"""Reasons that follow only from pods, claims and nodes."""
 
 _LIMITS: tuple[tuple[type[Fact], str], ...] = (
     (NodeFacts, "nodes"),
@@ -232,7 +234,7 @@ def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:
 
 
 def with_limits(reason: Reason, world: World) -> Reason:
-    """Name in the sentence of a reason about devices what it does not consider."""
+    """Add to the sentence of a reason about devices which facts it does not consider."""
     if reason.code in _MISSING or reason.code in _WITHOUT_SLICES:
         return reason
     words = [word for kind, word in _LIMITS if kind in world.hidden]
@@ -258,9 +260,10 @@ def _names_node(of: SliceFacts) -> bool:
     return of.place is not None and bool(of.place.node)
 
 
-# ---------------------------------------------------------------- what reasons have in common
-# A cause is a class or a node, and what is wrong with it: a caller that reports many reasons can
-# report the cause once. Its clause names nothing of a single pod, so that equal causes are equal.
+# ---------------------------------------------------------------- shared causes
+#
+# A cause is a class or a node, and its problem. A caller that reports many reasons can report the
+# cause once. The clause does not name anything of a single pod, so that equal causes are equal.
 
 _IN_COMMON: Mapping[Code, str] = {
     Code.NO_DEVICE_PUBLISHED: "no node publishes the devices of the class that the requests need",
@@ -271,11 +274,12 @@ _IN_COMMON: Mapping[Code, str] = {
     Code.REQUESTS_COMPETE: "no node has as many free devices of the class as the requests need",
     Code.SELECTOR_FAILED: "a selector of the class fails on a device",
 }
-"""What requests for devices of one class have in common."""
+"""The shared problem of requests for devices of one class."""
 
 
 def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
-    """Return a cause on a node, which may be gone: Events about it are found by its name."""
+    """Return a cause on a node, which may not exist any more: Events about it are found by its
+    name."""
     if not node:
         return None
     facts = world.node(node)
@@ -285,7 +289,7 @@ def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
 
 
 def cause_of_pool(pool: PoolID, problem: str, world: World) -> Cause | None:
-    """Return the cause that a pool of one node has a problem; None for a pool of several."""
+    """Return the cause that a pool of one node has a problem. None for a pool of several nodes."""
     nodes = {place.node for each in world.slices_of_pool(pool) if (place := each.place)}
     node = nodes.pop() if len(nodes) == 1 else None
     what = f"no device can be allocated from pool {pool.pool} of driver {pool.driver}: {problem}"
@@ -293,12 +297,12 @@ def cause_of_pool(pool: PoolID, problem: str, world: World) -> Cause | None:
 
 
 def cause_of_class(name: str, code: Code, world: World) -> Cause | None:
-    """Return the cause that requests for devices of a class have in common."""
+    """Return the shared cause of requests for devices of a class."""
     found = world.device_class(name)
     return Cause(found.reference, _IN_COMMON[code]) if found is not None else None
 
 
 def cause_of_selector(text: str, classes: Iterable[str], world: World) -> Cause | None:
-    """Return the cause that the selector of a class fails; None for that of a request."""
+    """Return the cause that the selector of a class fails. None for the selector of a request."""
     failing = (name for name in sorted(classes) if f"{selector_of(f'class {name}')} " in text)
     return cause_of_class(next(failing, ""), Code.SELECTOR_FAILED, world)

@@ -1,11 +1,11 @@
 """
-The numbers of devices by state, of each driver, DeviceClass and HostDevicePolicy, for metrics.
+The numbers of devices by state, for each driver, DeviceClass and HostDevicePolicy, for metrics.
 
 A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
-tainted, free: :func:`states_in` decides, also for the rows of ``kubectl drakit devices``.
-DeviceTaintRules count.
+tainted, free. :func:`states_in` decides, also for the rows of ``kubectl drakit devices``.
+DeviceTaintRules are included.
 
-It must not know metrics, or when the numbers are needed.
+Does not depend on metrics, or on the time at which the numbers are needed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from drakit_explain.world import Selection, World
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
 
 MAX_NAMES = 100
-"""Drivers, classes and policies with numbers of their own, because each has a series for each
-state: the drivers and policies with most devices, and the first classes by name."""
+"""The limit of drivers, classes and policies with their own numbers, because each has a series for
+each state: the drivers and policies with the most devices, and the first classes by name."""
 
 OTHERS = "(others)"
-"""The name of the sum of other drivers or policies; none can have this name."""
+"""The name for the sum of other drivers or policies. No object can have this name."""
 
 POLICY = ("policy", f"{HOSTDEV}/policy")
 """The attribute with the policy of a host device, by its short and its full name."""
 
 POOLS_AT_ONCE = 20
 CLAIMS_AT_ONCE = 5000
-"""Work of a few milliseconds, after which others can run."""
+"""The number of claims after which other tasks can run: a few milliseconds."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,15 +51,15 @@ class Numbers:
 
     drivers: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """Those of classes whose selectors are evaluated; a device can be in several of them, so others
-    have no sum."""
+    """The numbers of classes whose selectors are evaluated. There is no sum of other classes,
+    because a device can be in several."""
 
     policies: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """Those of policies with devices in slices."""
+    """The numbers of policies with devices in slices."""
 
 
 def count(world: World, numbers: Numbers) -> Iterator[None]:
-    """Add the numbers of all devices; others can run after each part of the work."""
+    """Add the numbers of all devices. Other tasks can run after each part of the work."""
     ready = {each.slice.name: each.pool for each in world.reachable()}
     classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)[:MAX_NAMES]
     selections = {
@@ -99,13 +99,13 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
             shared.update(share.device for share in claim.shares)
     held.update(device.driver for device in shared)
     for driver, number in held.items():
-        if (missing := number - in_slices[driver]) > 0:  # no slice has them
+        if (missing := number - in_slices[driver]) > 0:  # no slice contains them
             numbers.drivers.setdefault(driver, _zeros())["gone"] += missing
     numbers.drivers = _largest(numbers.drivers)
 
 
 def _largest(numbers: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Return the entries with most devices, by name, and the sum of the others."""
+    """Return the entries with the most devices, by name, and the sum of the others."""
     names = sorted(numbers, key=lambda name: (-numbers[name].total(), name))
     found = {name: numbers[name] for name in sorted(names[:MAX_NAMES])}
     if others := [numbers[name] for name in names[MAX_NAMES:]]:
@@ -144,8 +144,9 @@ def states_in(
     """
     Return a bit for each device of a slice in each state.
 
-    :param pool: the pool as a node sees it, if it is ready: its counters are compared.
-    :param usable: whether devices can be allocated from the pool; otherwise, none is free.
+    :param pool: the pool from the point of view of a node, if it is ready. Its counters are
+        compared.
+    :param usable: whether devices can be allocated from the pool. If not, none is free.
     """
     everything = (1 << len(of.devices)) - 1
     gone = unhealthy = tainted = 0
@@ -177,7 +178,7 @@ def states_in(
 
 
 def _held(of: SliceFacts, world: World) -> int:
-    """Return a bit for each device that claims have, or of which they have shares."""
+    """Return a bit for each device that is allocated or shared."""
     mask = world.allocated_in(of)
     if world.has_shares:
         for index, name in enumerate(of.devices.names):

@@ -1,10 +1,10 @@
 """
-Why a claim or a pod that is being deleted still exists.
+Explains why a claim or a pod that is being deleted still exists.
 
-Each finding names what prevents the end of the deletion, such as a finalizer. Every deletion takes
-a moment, so the caller decides when to ask.
+Each finding names the cause, such as a finalizer. Every deletion takes a moment, so the caller
+decides when to ask.
 
-It must not know clients, clocks, Events, or why a pod does not start.
+Does not depend on clients, clocks, Events, or the reasons why a pod does not start.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 
 def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> tuple[Reason, ...]:
     """
-    Return what prevents the end of a claim's deletion; empty if nothing does.
+    Return the reasons why the deletion of a claim does not complete. Empty if there are none.
 
-    :param all_pods: the world contains every pod of the claim's namespace. Then a consumer that
-        the world lacks does not exist.
+    :param all_pods: the world contains every pod of the claim's namespace. Then a consumer that is
+        missing in the world does not exist.
     """
     if not claim.deleting:
         return ()
@@ -54,7 +54,7 @@ def pod_stays(
     pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
 ) -> tuple[Reason, ...]:
     """
-    Return what prevents the end of a pod's deletion; empty if nothing does.
+    Return the reasons why the deletion of a pod does not complete. Empty if there are none.
 
     :param settled: its grace period ended a while ago.
     :param events: the Events about the pod and its claims, if they are known.

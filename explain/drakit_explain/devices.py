@@ -1,12 +1,12 @@
 """
-The devices of a slice, packed: most values of a slice are those of other slices, too.
+The devices of a slice in packed form, because most values of a slice also occur in other slices.
 
-A cluster has hundreds of thousands of devices. Their values are kept by column: one column per
+A cluster has hundreds of thousands of devices. Their values are stored by column: one column per
 attribute and kind of device. Equal columns are one object, so slices that differ only in a few
-attributes share the rest; a column of unique strings is one string. A device is unpacked when it is
+attributes share the rest. A column of unique strings is one string. A device is unpacked when it is
 read.
 
-It must not know JSON, claims, or what is searched.
+Does not depend on JSON, claims, or the search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Amount:
 
 
 class Version(str):
-    """A semantic version (API: ``DeviceAttribute.version``): never equal to a plain string."""
+    """A semantic version (API: ``DeviceAttribute.version``), which never equals a plain string."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ AttributeFact = str | int | bool | Version | ListValue
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaintFacts:
     """
-    A taint that repels new pods; its age does not matter.
+    A taint that repels new pods, regardless of its age.
 
     Taints that only inform (effect None, or an unknown effect) are left out.
     """
@@ -59,7 +59,7 @@ class TaintFacts:
 
     @property
     def shown(self) -> str:
-        """``key`` or ``key=value``, as kubectl writes a taint."""
+        """``key`` or ``key=value``, in the form that kubectl uses."""
         return f"{self.key}={self.value}" if self.value else self.key
 
 
@@ -77,7 +77,7 @@ class CapacityPolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityFacts:
     name: str
-    """The name as in the slice: requests and allocations must use the same form."""
+    """The name in the slice. Requests and allocations must use the same form."""
 
     value: str
     policy: CapacityPolicy | None = None
@@ -85,17 +85,17 @@ class CapacityFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterSetFacts:
-    """Amounts that partitions of one piece of hardware share, or what one of them takes of them."""
+    """Amounts that partitions of one piece of hardware share, or that one partition takes."""
 
     name: str
     counters: tuple[Amount, ...]
     grouped: bool = False
-    """Only devices with a group in common may take of them (API: ``compatibilityGroups``)."""
+    """Only devices with a common group may consume them (API: ``compatibilityGroups``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The nodes that can use a device: one, all, or those that a selector selects."""
+    """The nodes that can use a device: one node, all nodes, or those that a selector selects."""
 
     node: str = ""
     every: bool = False
@@ -105,23 +105,24 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceKind:
-    """The part that alike devices have in common: thousands share one object."""
+    """The values that similar devices have in common. Thousands of devices share one object."""
 
     attributes: tuple[str, ...] = ()
-    """Names of attributes as in the slice; the devices have the values in this order."""
+    """Names of attributes in the slice. The devices have the values in this order."""
 
     capacity: tuple[CapacityFacts, ...] = ()
     shareable: bool = False
-    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
+    """Claims can have shares of the device (API: ``allowMultipleAllocations``)."""
 
     binding: bool = False
-    """It has binding conditions: its pool comes after those without."""
+    """The device has binding conditions. Its pool comes after those without."""
 
     unusual: bool = False
-    """A value is a list, or of a type that this version does not know: selectors may fail on it."""
+    """A value is a list, or of a type that this version does not know. Selectors may fail on the
+    device."""
 
     extra: bool = False
-    """It has a value or a policy that this version does not know."""
+    """The device has a value or a policy that this version does not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,17 +130,18 @@ class DeviceFacts:
     name: str
     kind: DeviceKind = DeviceKind()
     values: tuple[AttributeFact | None, ...] = ()
-    """The values of the kind's attributes; None for a type that this version does not know."""
+    """The values of the kind's attributes. None for a type that this version does not know."""
 
     taints: tuple[TaintFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
-    """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
+    """The amounts of its pool's counters that the device takes while it is allocated, if it is a
+    partition."""
 
     place: Place | None = None
     """Node selection, if each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
 
     def attribute(self, name: str, driver: str) -> AttributeFact | None:
-        """Return the value of an attribute by its full name, as the scheduler finds it."""
+        """Return the value of an attribute by its full name, by the scheduler's rules."""
         names = self.kind.attributes
         if name in names:
             return self.values[names.index(name)]
@@ -150,7 +152,7 @@ class DeviceFacts:
 
 
 Column = tuple[AttributeFact | None, ...] | str
-"""The values of one attribute; different strings are one string, joined by ``_SEPARATOR``."""
+"""The values of one attribute. Unique strings are one string, joined by ``_SEPARATOR``."""
 
 _SEPARATOR = "\n"
 
@@ -158,10 +160,10 @@ _FEW = 8
 """A column with fewer values is not joined."""
 
 _MAX_SHARED = 4096
-"""Columns that are remembered, so that equal ones are one object."""
+"""The limit of cached columns. Equal ones are one object."""
 
 _MAX_UNPACKED = 64
-"""Slices whose devices stay unpacked: those that were read last."""
+"""The number of slices whose devices stay unpacked: those that were read last."""
 
 
 class Group(NamedTuple):
@@ -169,14 +171,14 @@ class Group(NamedTuple):
 
     kind: DeviceKind
     mask: int
-    """A bit for each of them, by its index in the slice."""
+    """A bit for each device, by its index in the slice."""
 
     columns: tuple[Column, ...]
-    """Their values, for each attribute of the kind."""
+    """The values of the devices, for each attribute of the kind."""
 
 
 class Devices(Sequence[DeviceFacts]):
-    """The devices of a slice. It never changes."""
+    """The devices of a slice. Immutable."""
 
     __slots__ = ("_unpacked", "consumes", "groups", "names", "places", "taints")
 
@@ -193,7 +195,8 @@ class Devices(Sequence[DeviceFacts]):
         self.names: tuple[str, ...] = names
         self.groups: tuple[Group, ...] = groups
         self.taints: tuple[tuple[TaintFacts, ...], ...] = taints
-        """The taints of each device; empty if no device has any. So are `consumes` and `places`."""
+        """The taints of each device. Empty if no device has any. The same applies to `consumes` and
+        `places`."""
 
         self.consumes: tuple[tuple[CounterSetFacts, ...], ...] = consumes
         self.places: tuple[Place | None, ...] = places
@@ -250,7 +253,7 @@ class Devices(Sequence[DeviceFacts]):
         return f"Devices.of({self._facts()!r})"
 
     def named(self, name: str) -> DeviceFacts | None:
-        """Return the first device of a name, and leave the others packed."""
+        """Return the first device with a name, and keep the others packed."""
         if name not in self.names:
             return None
         index = self.names.index(name)
@@ -301,7 +304,7 @@ def unpacked(column: Column) -> Sequence[AttributeFact | None]:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Give the indexes of the bits that are set, lowest first."""
+    """Yield the indexes of the bits that are set, lowest first."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -328,7 +331,7 @@ def _column(values: tuple[AttributeFact | None, ...]) -> Column:
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_column(values: tuple[AttributeFact | None, ...], types: object) -> Column:
-    """Return the first of all equal columns; 1, true and "1.0.0" the version are different."""
+    """Return the first of all equal columns. 1, true and "1.0.0" as a version are different."""
     return values
 
 

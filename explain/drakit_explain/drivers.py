@@ -1,14 +1,14 @@
 """
-The state of each driver in the cluster, whether it is made with drakit or not: the nodes on which
+The state of each driver in the cluster, whether or not it is built with drakit: the nodes on which
 its plugin is registered and publishes, its pools and claims, and its problems.
 
-No object of Kubernetes names the plugins of a node. The kubelet deletes the ResourceSlices of a
-node 30 s after their plugin is no longer registered. Therefore, without a NodeDeviceReport, the
+No Kubernetes object names the plugins of a node. The kubelet deletes the ResourceSlices of a node
+30 s after their plugin is no longer registered. Therefore, without a NodeDeviceReport, the
 ResourceSlices of a ready node are the evidence of a registered plugin.
 
 The operator writes the rows into the status of DeviceDrivers, and ``kubectl drakit drivers`` prints
-them. A problem that is normal for a moment, as in an update, is included: the caller decides how
-long it must last. Does not depend on clients or clocks.
+them. They include problems that are normal for a short time, as in an update: the caller decides
+how long a problem must last. Does not depend on clients or clocks.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
     PROGRESSING: ("Progressing", "the driver prepares and unprepares claims"),
     RELEASED: ("Released", "pods use all claims that hold devices"),
 }
-"""The conditions that a problem can be about, the most serious first, with the reason and message
-of each without a problem."""
+"""The conditions that a problem can affect, the most serious first, with the reason and message of
+each without a problem."""
 
 MAX_DRIVERS = 100
-"""Drivers with a row, the first by name of those without a DeviceDriver: the publisher of a slice
-chooses the name of its driver."""
+"""The limit of drivers with a row, by name for those without a DeviceDriver, because the publisher
+of a slice chooses the name of its driver."""
 
 MAX_PROBLEMS = 1000
-"""Problems of a driver that are kept for each condition; further ones are only counted. Tenants
-choose the numbers of pods and claims, and a cluster has thousands of nodes."""
+"""The limit of a driver's problems that are kept for each condition. Further problems are only
+counted. Tenants choose the numbers of pods and claims, and a cluster has thousands of nodes."""
 
 AT_ONCE = 250
-"""Objects after which others can run: a few milliseconds, also after a change of slices, when the
-pools of nodes are found again."""
+"""The number of objects after which other tasks can run: a few milliseconds, even after a change of
+slices, when the pools of nodes are determined again."""
 
 NOT_FOUND = "NotFound"
-"""The reason when the cluster has nothing of a driver."""
+"""The reason if the cluster has nothing of a driver."""
 
 _PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
 _REPORT = "kubectl describe nodedevicereport {node}.{driver}"
@@ -91,7 +91,8 @@ _REASONS: Mapping[str, tuple[str, str, str]] = {
     ),
     "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}", _DRAKIT),
 }
-"""The condition of each reason, a sentence, and the command that helps if it is not in there."""
+"""The condition of each reason, a sentence, and the command that helps unless the sentence contains
+it."""
 
 _POOL_REASONS = {
     PoolCondition.INCOMPLETE: "PoolIncomplete",
@@ -106,21 +107,21 @@ _REMOVALS: Mapping[str, str] = {
     "resourceclaim": "kubectl drakit claims -A",
     "resourceslice": "kubectl delete resourceslices --field-selector spec.driver={}",
 }
-"""The command that removes each kind of remaining objects, or finds them, if that would delete the
-objects of others."""
+"""The command that removes each kind of remaining objects. If it would delete the objects of
+others, the command that finds them."""
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a driver."""
+    """A problem of a driver."""
 
     reason: str
     driver: str
     subject: str
-    """The node, pool or object, such as ``claim lab/mine``; empty if it is about the driver."""
+    """The node, pool or object, such as ``claim lab/mine``. Empty if it concerns the driver."""
 
     node: str = ""
     words: str = ""
-    """The part of the message that only this problem has."""
+    """The part of the message that is specific to this problem."""
 
     command: str = ""
     """The arguments of ``kubectl drakit``."""
@@ -146,27 +147,27 @@ class DriverState:
     """Nodes on which its plugin must run."""
 
     registered: int = 0
-    """Those of them with evidence that it is registered."""
+    """Desired nodes with evidence that the plugin is registered."""
 
     publishing: int = 0
     unavailable: set[str] = field(default_factory=set[str])
-    """Those on which it is known to be unavailable."""
+    """Desired nodes on which the plugin is known to be unavailable."""
 
     unknown: bool = False
-    """There is no evidence of some registrations: its slices are for several nodes, or objects must
-    not be listed."""
+    """Whether evidence of some registrations is missing: its slices are for several nodes, or
+    objects may not be listed."""
 
     pools: int = 0
     incomplete: int = 0
     empty: int = 0
     stuck: int = 0
-    """Claims that it does not prepare or unprepare."""
+    """Claims that the driver does not prepare or unprepare."""
 
     unreleased: int = 0
-    """Claims that hold its devices, and that no pod uses."""
+    """Claims that hold its devices, but that no pod uses."""
 
     remains: Counter[str] = field(default_factory=Counter[str])
-    """The number of its objects, by their kinds, that do not prove that it is installed."""
+    """The number of its objects that do not prove that it is installed, by kind."""
 
     rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
     """The DeviceTaintRules that its DeviceDriver owns."""
@@ -176,8 +177,8 @@ class DriverState:
     """The number of problems by condition."""
 
     is_seen: bool = False
-    """The cluster has an object of it, apart from its DeviceDriver, or may have one that must not
-    be listed."""
+    """Whether the cluster has an object of the driver, apart from its DeviceDriver, or may have one
+    that may not be listed."""
 
     def add(self, reason: str, subject: str = "", node: str = "", **words: str) -> None:
         problem = Problem(reason, self.name, subject, node, **words)
@@ -193,7 +194,7 @@ class _Rows(dict[str, DriverState]):
 
 
 def driver_rows(world: World, rows: dict[str, DriverState]) -> Iterator[None]:
-    """Add the row of each driver, by name; others can run after each part of the work."""
+    """Add the row of each driver, by name. Other tasks can run after each part of the work."""
     yield from _Drivers(world).find(rows)
 
 
@@ -247,7 +248,7 @@ class _Drivers:
                     row.add("ClaimsNotReleased", subject, words=why, command=command)
 
     def _not_released(self, claim: ClaimFacts) -> str:
-        """Return why nobody releases an allocated claim; empty if pods use it."""
+        """Return why nothing releases an allocated claim. Empty if pods use it."""
         if claim.held_by:
             return f"it is being deleted, and the finalizer {claim.held_by[0]} keeps it"
         if not claim.consumers:
@@ -284,7 +285,8 @@ class _Drivers:
             row.add(reason, f"pool {pool.pool}", node, command=command)
 
     def _pods(self) -> Iterator[None]:
-        """Find the pods that wait for drivers without reports: those have no other witness."""
+        """Find the pods that wait for drivers without reports, because there is no other
+        evidence."""
         reports = self._world.of(ReportFacts)
         for pod in list(self._world.of(PodFacts).values()):
             yield
@@ -346,8 +348,8 @@ class _Drivers:
                 row.add("NoResourceSlices", node, node)
 
     def _unavailable(self, row: DriverState, node: str, report: ReportFacts | None) -> str:
-        """Return the reason why the plugin is unavailable on a node; empty if it is not, or if that
-        is unknown."""
+        """Return the reason why the plugin is unavailable on a node. Empty if it is available, or
+        if that is unknown."""
         if node in self._not_ready:
             return "NodeNotReady"
         if report is None:
@@ -357,7 +359,7 @@ class _Drivers:
         return "NotRegistered" if report.registration else ""
 
     def _leftovers(self, row: DriverState) -> None:
-        """Name the objects that remain of a driver of which nothing runs."""
+        """Name the objects that remain of a driver that no longer runs."""
         reports = self._reports.get(row.name, {}).values()
         is_partial = self._hidden or bool(self._world.unreadable())
         row.is_seen = is_partial or bool(row.pools or row.desired or row.remains.total())

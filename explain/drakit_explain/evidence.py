@@ -1,8 +1,8 @@
 """
-What the kubelet, the container runtime and drivers report about a pod: the states of its
-containers, its own message, and Events. For messages whose cause is known, the remedy.
+The reports of the kubelet, the container runtime and drivers about a pod: the states of its
+containers, its own message, and Events. For messages whose cause is known, also the remedy.
 
-A pod passes the steps of its start in one order, and each of them can fail again: of several
+A pod passes the steps of its start in one order, and each of them can fail again. Of several
 Events, the latest one is the reason.
 
 Does not depend on clients, or on the devices of a pod.
@@ -25,7 +25,7 @@ class Event:
     """An Event about an object."""
 
     time: str
-    """When it last occurred, without a time zone; some Events have fractions of a second."""
+    """When it last occurred, without a time zone. Some Events have fractions of a second."""
 
     reason: str
     message: str
@@ -40,16 +40,14 @@ class Events:
     """Events about pods and claims."""
 
     def __init__(self, found: Iterable[Event] = (), *, hidden: bool = False) -> None:
-        """
-        :param hidden: Events may exist that the reader has no permission to list.
-        """
+        """:param hidden: Events may exist that the reader has no permission to list."""
         self.hidden = hidden
         self._by_object: dict[str, list[Event]] = {}
         for each in found:
             self._by_object.setdefault(each.uid, []).append(each)
 
     def latest(self, uids: Iterable[str], reasons: Collection[str]) -> Event | None:
-        """Return the latest Event about some objects with one of some reasons."""
+        """Return the latest Event about any of these objects with any of these reasons."""
         return max(
             (
                 each
@@ -61,7 +59,7 @@ class Events:
         )
 
     def instead_of(self, advice: str, event: Event | None) -> str:
-        """Return an Event in place of the advice to read it, or who may read it."""
+        """Return an Event instead of the advice to read it, or who may read it."""
         if event is not None:
             return str(event)
         if self.hidden:
@@ -89,16 +87,16 @@ _STEPS = {
     "FailedCreatePodContainer": "its control group is not created",
     "NetworkNotReady": "the network of the node is not ready",
 }
-"""By the reasons of the kubelet's Events, the step of a pod's start that failed."""
+"""The step of a pod's start that failed, by the reason of the kubelet's Event."""
 
 AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "Nominated")
-"""The reasons of Events of Cluster Autoscaler and Karpenter about a pod that waits."""
+"""The reasons of Events of Cluster Autoscaler and Karpenter about a waiting pod."""
 
 QUOTED = (
     *(*_STEPS, PREPARE_FAILED, PREPARED, UNPREPARE_FAILED, RENUMBERED, NOT_CREATED),
     *AUTOSCALER,
 )
-"""The reasons of Events that answers use."""
+"""The reasons of Events that explanations quote."""
 
 
 # ---------------------------------------------------------------- known messages
@@ -110,13 +108,13 @@ class _Known:
 
     pattern: re.Pattern[str]
     cause: str
-    """With `node` and the groups of the pattern, as a clause."""
+    """A clause, with `node` and the groups of the pattern."""
 
     remedy: str
 
 
 _DEV = r"(?P<path>/dev/[^\s\":,]++)\S*+"
-"""Possessive: a tenant writes the commands that messages quote, and a match must not backtrack."""
+"""Possessive: a tenant writes the commands that messages quote, so a match must not backtrack."""
 
 _KNOWN = (
     _Known(
@@ -200,7 +198,7 @@ _KNOWN = (
 
 
 def known_cause(message: str, node: str) -> tuple[str, str]:
-    """Return the cause of a message as a clause, and the remedy; both are empty if unknown."""
+    """Return the cause of a message as a clause, and the remedy. Both are empty if unknown."""
     for each in _KNOWN:
         if match := each.pattern.search(message):
             groups = {key: value for key, value in match.groupdict().items() if value}
@@ -210,7 +208,7 @@ def known_cause(message: str, node: str) -> tuple[str, str]:
 
 
 RETRY_SECONDS = 30.0
-"""The time in which kubelets and runtimes try again, and drivers write lost files again."""
+"""The time within which kubelets and runtimes retry, and drivers write lost files again."""
 
 
 def _failure(code: Code, what: str, message: str, node: str) -> Finding:
@@ -248,7 +246,8 @@ def failed(pod: PodFacts) -> Finding:
 def failed_step(
     pod: PodFacts, claims: Sequence[ClaimFacts], events: Events, node: str
 ) -> Finding | None:
-    """Return which step of a pod's start failed last, in the words of the driver if it has any."""
+    """Return the last step of a pod's start that failed, with the driver's message if there is
+    one."""
     step = events.latest([pod.uid], _STEPS)
     ends = [events.latest([each.uid], (PREPARE_FAILED, PREPARED)) for each in claims]
     failures = [end for end in ends if end is not None and end.reason == PREPARE_FAILED]

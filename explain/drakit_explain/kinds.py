@@ -1,10 +1,10 @@
 """
-The kinds whose objects answers read: in which versions they are known, how they are read, what is
-assumed of an object that cannot be read, and what an answer lacks without the kind.
+The kinds whose objects explanations use: their known versions, how they are read, the assumptions
+about an object that cannot be read, and the parts of a result that are missing without the kind.
 
 The operator and `kubectl drakit` use the same table.
 
-It must not know who lists or watches the objects.
+Does not depend on the code that lists or watches the objects.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of objects, by the words of paths and of sentences."""
+    """A kind of objects, by its names in paths and in sentences."""
 
     group: str = GROUP
     plural: str
     word: str
     type: type[Fact]
     project: Callable[[Object, str], Fact]
-    """From an object and its version. Raises one of UNREADABLE."""
+    """Projects an object in a version. Raises one of UNREADABLE."""
 
     versions: tuple[str, ...] = VERSIONS
     """The versions that can be read, the preferred one first."""
 
     namespaced: bool = False
     required: bool = False
-    """Without it, no cause is certain."""
+    """Whether no cause is certain without the kind."""
 
     effect: str
-    """The part of an answer that is missing without this kind; empty if the answer is less exact,
-    but right."""
+    """The part of a result that is missing without this kind. Empty if the result is less exact,
+    but correct."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The rest of an object that cannot be read: it allows no conclusion."""
+    """The rest of an object that cannot be read. It allows no conclusion."""
 
     @property
     def is_ours(self) -> bool:
@@ -125,7 +125,7 @@ CLASSES = Kind(
     project=lambda body, _: project_class(body),
     required=True,
     effect="it is unknown which devices a class selects",
-    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
+    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL may match any device
 )
 SLICES = Kind(
     plural="resourceslices",

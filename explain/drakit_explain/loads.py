@@ -1,13 +1,13 @@
 """
 The requests of each node's pods, and the resources that are left for one more pod.
 
-A pod is added up as the scheduler does it (KEP-753, KEP-2837). Only the resources of Kubernetes
-itself count: cpu, memory, ephemeral-storage, hugepages and the number of pods. A DeviceClass may
-provide an extended resource that no node has.
+The requests of a pod are added up by the scheduler's rules (KEP-753, KEP-2837). Only the resources
+of Kubernetes itself are included: cpu, memory, ephemeral-storage, hugepages and the number of pods.
+A DeviceClass may provide an extended resource that no node has.
 
-Of a pod only its node, its priority and one sum are kept, because a cluster has thousands.
+For each pod, only its node, its priority and one sum are stored, because a cluster has thousands.
 
-It must not know clients, devices, or how an answer is worded.
+Does not depend on clients, devices, or the wording of a result.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
 
 MAX_RESOURCES = 32
-"""Resources of Kubernetes itself that a pod can have; a node has at most a handful of huge pages.
-Anyone can make a pod with thousands, on a node that does not exist."""
+"""The limit of a pod's resources of Kubernetes itself. A node has at most a handful of huge page
+sizes, but anyone can create a pod with thousands, on a node that does not exist."""
 
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")
-"""Resources of which a pod can have an amount of its own (API: ``spec.resources``)."""
+"""Resources for which a pod can have its own amount (API: ``spec.resources``)."""
 
 
 class Load(NamedTuple):
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 def load_of_pod(body: Object) -> Load:
-    """Project a Pod that has a node; one with too many resources cannot run, and uses none."""
+    """Project a Pod that has a node. A pod with too many resources cannot run, and uses none."""
     spec = child(body, "spec")
     requests = requests_of_pod(spec)
     return Load(
@@ -56,7 +56,7 @@ def load_of_pod(body: Object) -> Load:
 
 def requests_of_pod(spec: Object) -> Requests:
     """
-    Return what a pod requests of a node.
+    Return the requests of a pod.
 
     While a pod is resized, it may hold more than it requests. The node then has less left than
     computed here, so a reported shortage is still correct.
@@ -68,7 +68,7 @@ def requests_of_pod(spec: Object) -> Requests:
         if container.get("restartPolicy") == "Always":
             _add(sidecars, amounts)
             amounts = {}
-        # An init container runs beside the sidecars that were started before it.
+        # An init container runs alongside the sidecars that were started before it.
         during = dict(sidecars)
         _add(during, amounts)
         peak = {name: max(peak.get(name, 0), during.get(name, 0)) for name in peak | during}
@@ -84,14 +84,14 @@ def requests_of_pod(spec: Object) -> Requests:
 
 
 class _Free(NamedTuple):
-    """The resources that a node has left, by the priority of the pod."""
+    """The free resources of a node, by the priority of the pod."""
 
     node: NodeFacts
     by_priority: dict[int, Mapping[str, int]]
 
 
 class Loads:
-    """The sums by node. Not for threads."""
+    """The sums by node. Not thread-safe."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Loads:
         """
         Start empty.
 
-        :param is_current: returns whether the loads can be relied on right now.
-        :param nodes: those whose pods are known; None means all.
+        :param is_current: returns whether the loads are reliable now.
+        :param nodes: the nodes whose pods are known. None means all.
         """
         self._is_current = is_current
         self._nodes = nodes
@@ -114,7 +114,7 @@ class Loads:
 
     @property
     def revision(self) -> int | None:
-        """A number that grows with each change; None while the loads are unknown."""
+        """A number that increases with each change. None while the loads are unknown."""
         return self._revision if self._is_current() else None
 
     def knows(self, node: str) -> bool:
@@ -122,7 +122,7 @@ class Loads:
         return self._nodes is None or node in self._nodes
 
     def apply(self, load: Load) -> None:
-        """Take a pod as it is now."""
+        """Add or update a pod."""
         old = self._pods.get(load.uid)
         if old == load:
             return
@@ -138,7 +138,8 @@ class Loads:
             self._count(old, -1)
 
     def replace(self, loads: Iterable[Load]) -> Iterator[None]:
-        """Take a complete list. Yield after each pod: the sums are the old ones until the end."""
+        """Process a complete list. Yield after each pod. Until the end, the sums are the old
+        ones."""
         new = Loads()
         for load in loads:
             new.apply(load)
@@ -149,10 +150,11 @@ class Loads:
 
     def free(self, node: NodeFacts, *, priority: int) -> Mapping[str, int]:
         """
-        Return what a node has left for a pod of a priority, in billionths.
+        Return the free resources of a node for a pod with a priority, in billionths.
 
-        Pods of a lower priority do not count, because the scheduler can preempt them. The answer is
-        kept until a pod of the node changes: explanations ask for all nodes each time.
+        Pods with a lower priority are ignored, because the scheduler can preempt them. The result
+        is cached until a pod of the node changes, because explanations need it for all nodes each
+        time.
         """
         known = self._free.get(node.name)
         if known is None or known.node is not node:
@@ -202,5 +204,5 @@ def _add(total: dict[str, int], amounts: Mapping[str, int]) -> None:
 
 @lru_cache(maxsize=4096)
 def _shared(requests: Requests) -> Requests:
-    """Return the first of all equal sums: the pods of a Deployment share one."""
+    """Return the first of all equal sums, because the pods of a Deployment share one."""
     return requests

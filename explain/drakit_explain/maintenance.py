@@ -2,8 +2,8 @@
 A DeviceMaintenance in a cluster: the devices that it selects, its DeviceTaintRules, and the claims
 and pods that still use the devices.
 
-The operator acts on the same answers that ``kubectl drakit cordon`` and ``drain`` preview. Pods
-follow from claims, so those that request extended resources are among them. A pod whose claim
+The operator uses the same results that ``kubectl drakit cordon`` and ``drain`` preview. Pods are
+found through claims, so they include those that request extended resources. A pod whose claim
 tolerates the taint stays, and so does one with admin access: neither takes the device from others.
 
 Does not depend on sessions, clocks, or the status of a maintenance.
@@ -46,13 +46,14 @@ from drakit_explain.world import Name, Selection, World
 CORDON, DRAIN = "Cordon", "Drain"
 
 MAX_DEVICES = 64
-"""Devices of a maintenance: each is a DeviceTaintRule, which every scheduler decision reads."""
+"""The limit of devices of a maintenance. Each has a DeviceTaintRule, which every scheduling
+decision reads."""
 
 MAX_NAMED = 3
-"""Devices that a sentence names."""
+"""The number of devices that a sentence names."""
 
 MAX_MESSAGE = 1024
-"""Characters of a message about a blocker: the limit of the definition."""
+"""The length limit of a message about a blocker, which is the limit in the CRD."""
 
 NO_RULES = (
     "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (in "
@@ -68,7 +69,7 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 
 class RefusedError(Exception):
-    """A selection is not accepted; the text is a sentence."""
+    """A selection is rejected. The message is a sentence."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -83,8 +84,8 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
     Return the devices that a maintenance selects at the moment.
 
     :raises RefusedError: there are none, or too many.
-    :raises NotEvaluatedError: a selector of the class has no outcome yet, or a pool is incomplete,
-        such as during an update. Its other devices would not join later.
+    :raises NotEvaluatedError: a selector of the class has no result yet, or a pool is incomplete,
+        for example during an update. Its other devices would not be added later.
     """
     wanted, selection = maintenance.selection, None
     if not any(wanted):
@@ -135,7 +136,7 @@ def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
 
 
 def rule_name(owner: MaintenanceFacts | DriverFacts, device: DeviceID) -> str:
-    """Return the name of the DeviceTaintRule of a device: another one for each owner."""
+    """Return the name of the DeviceTaintRule of a device, which is different for each owner."""
     identity = "/".join((owner.uid, *device))
     return f"{owner.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
@@ -143,8 +144,9 @@ def rule_name(owner: MaintenanceFacts | DriverFacts, device: DeviceID) -> str:
 def rule_of(
     owner: MaintenanceFacts | DriverFacts, device: DeviceID, *, api_version: str
 ) -> dict[str, Any]:
-    """Return the DeviceTaintRule of a device, which the garbage collector deletes with its owner.
-    It names driver, pool and device: a rule without one of them would taint others."""
+    """Return the DeviceTaintRule of a device, which the garbage collector deletes with its
+    owner. The rule names driver, pool and device, because a rule without one of them would taint
+    others."""
     key = MAINTENANCE if isinstance(owner, MaintenanceFacts) else UNAVAILABLE
     if not all(device):
         raise ValueError(f"{device} is not one device")
@@ -164,7 +166,7 @@ def rule_of(
 
 
 def rule_facts(maintenance: MaintenanceFacts, device: DeviceID) -> TaintRuleFacts:
-    """Return the DeviceTaintRule of a device as it must be, without a UID."""
+    """Return the desired DeviceTaintRule of a device, without a UID."""
     return TaintRuleFacts(
         name=rule_name(maintenance, device),
         uid="",
@@ -179,7 +181,7 @@ def _taint(maintenance: MaintenanceFacts) -> TaintFacts:
 
 
 def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
-    """Return the DeviceTaintRules of all maintenances that have, or had, a name."""
+    """Return the DeviceTaintRules of all current and former maintenances with a name."""
     prefix, taint = f"{maintenance}-", (MAINTENANCE, maintenance)
     return [
         each
@@ -193,7 +195,8 @@ def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
 def is_tainted(
     maintenance: MaintenanceFacts, device: DeviceID, world: World, *, by_rules: bool
 ) -> bool:
-    """Return whether a device of a maintenance is out of service: no new claim can have it."""
+    """Return whether a device of a maintenance is out of service, so that no new claim can have
+    it."""
     if by_rules:
         rule = world.of(TaintRuleFacts).get(Name("", rule_name(maintenance, device)))
         return rule is not None and replace(rule, uid="") == rule_facts(maintenance, device)
@@ -202,8 +205,8 @@ def is_tainted(
 
 
 def unsupported(devices: Collection[DeviceID], world: World) -> list[DeviceID]:
-    """Return the devices that only a DeviceTaintRule can taint: no node plugin of drakit publishes
-    them."""
+    """Return the devices that only a DeviceTaintRule can taint, because no node plugin of drakit
+    publishes them."""
     return [each for each in devices if report_of_device(each, world) is None]
 
 
@@ -241,9 +244,9 @@ class Use:
 
     def blocker(self, said: str = "") -> dict[str, str]:
         """
-        Return what must still release the devices, as the status has it.
+        Return the consumer that must still release the devices, in the form of the status.
 
-        :param said: what became of the pod's eviction.
+        :param said: the result of the pod's eviction.
         """
         claim = self.claim
         kind, name, message = "ResourceClaim", claim.name, f"it holds {named(self.devices)}"
@@ -262,7 +265,8 @@ class Use:
 
 
 def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: World) -> list[Use]:
-    """Return what must release devices before they are drained, by namespace and name."""
+    """Return the consumers that must release devices before they are drained, by namespace and
+    name."""
     claims: dict[str, ClaimFacts] = {}
     held: dict[str, list[DeviceID]] = {}
     taint = _taint(maintenance)

@@ -2,10 +2,10 @@
 The facts of a cluster that explain a pending claim, or that the status of a HostDevicePolicy needs:
 small frozen types, no raw objects.
 
-They hold a fraction of an object, because the operator keeps one for every claim and device of the
+They hold a fraction of an object, because the operator stores one for every claim and device of the
 cluster. :mod:`.projection` reads them from JSON.
 
-It must not know clients, JSON, or any decision that is taken over these facts.
+Does not depend on clients, JSON, or decisions about these facts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from drakit_formats.resource.nodes import NodeSelector
 from drakit_formats.resource.objects import Object
 
 _VALUES_PER_STEP = 32
-"""Values of a requirement that take as long as the rest of it, a microsecond."""
+"""The number of values of a requirement that take as long as the rest of it, a microsecond."""
 
 LOWEST_PRIORITY = -(2**31)
-"""The least priority of a pod: beside it, the requests of all other pods count."""
+"""The lowest priority of a pod, for which the requests of all other pods are included."""
 
 
 class PoolID(NamedTuple):
@@ -56,7 +56,7 @@ class ObjectReference:
     api_version: str = "resource.k8s.io/v1"
 
     def body(self) -> dict[str, str]:
-        """Write it as ``core/v1 ObjectReference``."""
+        """Write the reference as ``core/v1 ObjectReference``."""
         body = {
             "apiVersion": self.api_version,
             "kind": self.kind,
@@ -78,7 +78,7 @@ class Identified:
 
     @property
     def in_namespace(self) -> str:
-        """Its namespace; empty for cluster-wide objects."""
+        """The object's namespace. Empty for cluster-scoped objects."""
         return ""
 
     @property
@@ -99,36 +99,37 @@ class Namespaced(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodClaim:
-    """A claim of a pod: by name, or made for the pod from a template."""
+    """A claim of a pod: by name, or created for the pod from a template."""
 
     name: str
-    """The pod's own name for it (API: ``spec.resourceClaims[].name``)."""
+    """The name of the entry in the pod (API: ``spec.resourceClaims[].name``)."""
 
     claim: str | None = None
     template: str | None = None
     generated: str | None = None
-    """The claim that was made from the template; None until it is made."""
+    """The claim that was created from the template. None until it is created."""
 
     needless: bool = False
-    """The template's claim is not needed (a status without a claim's name)."""
+    """The template's claim is not needed (the status has no claim name)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """A taint in spite of which a device may be allocated, or a pod may run on a node; an empty key
-    or effect means all."""
+    """A toleration, with which a device may be allocated or a pod may run on a node despite a
+    taint. An empty key or effect means all."""
 
     key: str = ""
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
     seconds: int | None = None
-    """How long a taint with effect NoExecute is tolerated; None means without end."""
+    """How long a taint with the effect NoExecute is tolerated. None means forever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """On which nodes a pod may run, apart from devices; pods of a Deployment share one object."""
+    """The rules for the nodes on which a pod may run, apart from devices. Pods of a Deployment
+    share one object."""
 
     node_selector: tuple[tuple[str, str], ...] = ()
     affinity: NodeSelector | None = None
@@ -136,7 +137,7 @@ class Placement:
 
     tolerations: tuple[Toleration, ...] = ()
     unread: str = ""
-    """Why its content is not here, so that no node is certain; empty if it is here."""
+    """Why the content is missing, so that no node is certain. Empty if the content is present."""
 
     @property
     def steps(self) -> int:
@@ -159,7 +160,7 @@ class ContainerProblem(NamedTuple):
 
     container: str
     reason: str
-    """The kubelet's, such as CreateContainerError, or why the container ended."""
+    """The kubelet's reason, such as CreateContainerError, or why the container ended."""
 
     message: str
 
@@ -171,7 +172,7 @@ class ExtendedRequest(NamedTuple):
     resource: str
     amount: int
     init: bool = False
-    """It is an init container that ends before the others start."""
+    """The container is an init container that ends before the others start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,19 +181,19 @@ class NodeFacts(Identified):
     api_version = "v1"
     labels: Mapping[str, str]
     taints: tuple[TaintFacts, ...] = ()
-    """Those that repel pods: effects NoSchedule and NoExecute."""
+    """Taints that repel pods, with the effects NoSchedule and NoExecute."""
 
     unschedulable: bool = False
     ready: bool = True
     allocatable: tuple[Amount, ...] = ()
     kubelet: str = ""
-    """The version of its kubelet, such as ``v1.36.3``."""
+    """The version of the kubelet, such as ``v1.36.3``."""
 
     runtime: str = ""
-    """Its container runtime and the version, such as ``containerd://2.1.4``."""
+    """The container runtime and its version, such as ``containerd://2.1.4``."""
 
     declared: tuple[str, ...] = ()
-    """API: ``declaredFeatures``; the allocator compares them with those that a slice needs."""
+    """API: ``declaredFeatures``. The allocator compares them with those that a slice needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,20 +204,20 @@ class TaintRuleFacts(Identified):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    """Each of the three is a condition, unless it is empty."""
+    """The device. Driver, pool and device are conditions unless they are empty."""
 
     owner: str = ""
-    """The UID of the object that controls it, such as a DeviceDriver."""
+    """The UID of the owner that controls the rule, such as a DeviceDriver."""
 
     selective: bool = True
-    """It has a selector (API: ``deviceSelector``): a rule without one selects no device."""
+    """The rule has a selector (API: ``deviceSelector``). A rule without one selects no device."""
 
     unsupported: bool = False
-    """Its selector uses a class or CEL, as ``v1alpha3`` allowed: it is not evaluated."""
+    """The selector uses a class or CEL, as ``v1alpha3`` allowed. It is not evaluated."""
 
     @property
     def adds_taints(self) -> bool:
-        """Whether it taints devices as far as the scheduler is concerned, and as we know it."""
+        """Whether the rule taints devices for the scheduler, in a form that this version knows."""
         return self.selective and not self.unsupported and self.taint.effect in PREVENTING
 
     def selects(self, device: DeviceID) -> bool:
@@ -236,18 +237,18 @@ class PodFacts(Namespaced):
     node: str | None = None
     phase: str = "Pending"
     gated: bool = False
-    """Scheduling gates hold it: the scheduler does not search for devices yet."""
+    """Scheduling gates hold the pod: the scheduler does not search for devices yet."""
 
     gates: tuple[str, ...] = ()
     scheduler: str = ""
     """The name of a scheduler that is not Kubernetes' own."""
 
     group: str = ""
-    """The PodGroup with which the pod is placed together."""
+    """The PodGroup with which the pod is scheduled."""
 
     health: tuple[tuple[str, str], ...] = ()
-    """Messages about unhealthy devices, by ``claim:NAME/REQUEST`` with the pod's own name for the
-    claim (API: ``allocatedResourcesStatus``)."""
+    """Messages about unhealthy devices, by ``claim:NAME/REQUEST``. NAME is that of the claim's
+    entry in the pod (API: ``allocatedResourcesStatus``)."""
 
     unchecked: tuple[str, ...] = ()
     """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
@@ -255,7 +256,8 @@ class PodFacts(Namespaced):
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     sandbox: bool | None = None
-    """Condition PodReadyToStartContainers: its claims are prepared; None if it is not reported."""
+    """Condition PodReadyToStartContainers: the pod's claims are prepared. None if it is not
+    reported."""
 
     containers: tuple[ContainerProblem, ...] = ()
     """The first of the containers that cannot be created or started, or ended with an error."""
@@ -273,44 +275,45 @@ class PodFacts(Namespaced):
     """The scheduler's message in condition PodScheduled."""
 
     tried: bool = True
-    """Whether it has condition PodScheduled, which a scheduler or a gate sets."""
+    """Whether the pod has condition PodScheduled, which a scheduler or a gate sets."""
 
     nominated: str = ""
-    """The node where other pods are preempted for it."""
+    """The node where other pods are preempted for this one."""
 
     extended: tuple[ExtendedRequest, ...] = ()
     extended_claim: str | None = None
-    """The claim that the scheduler made for extended resources."""
+    """The claim that the scheduler created for extended resources."""
 
     placement: Placement = Placement()
     requests: tuple[tuple[str, int], ...] = ()
-    """The pod's requests in billionths, as :mod:`.loads` adds them up."""
+    """The pod's requests in billionths, added up by :mod:`.loads`."""
 
     priority: int = 0
     preempts: bool = True
 
     @property
     def is_starting(self) -> bool:
-        """Whether its claims may not be prepared; also after a reboot of its node."""
+        """Whether the pod's claims may not be prepared yet, for example after a reboot of its
+        node."""
         return not self.sandbox if self.phase == "Pending" else self.sandbox is False
 
     @property
     def displaces(self) -> int:
-        """The priority below which pods make room for this one."""
+        """The priority below which pods are preempted for this one."""
         return self.priority if self.preempts else LOWEST_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One request of a claim, or one alternative of a request that is a prioritized list."""
+    """A request of a claim, or an alternative of a request that is a prioritized list."""
 
     name: str
     device_class: str
     count: int = 1
-    """How many devices; 0 means all that match (allocation mode All)."""
+    """The number of devices. 0 means all that match (allocation mode All)."""
 
     selectors: tuple[str, ...] = ()
-    """CEL expressions that a device must fulfil besides those of its class."""
+    """CEL expressions that a device must match, in addition to those of its class."""
 
     admin_access: bool = False
     tolerations: tuple[Toleration, ...] = ()
@@ -318,17 +321,19 @@ class Request:
     """The amounts that each device must have left (API: ``capacity.requests``), by name."""
 
     alternatives: tuple[Request, ...] = ()
-    """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
+    """If not empty (API: ``firstAvailable``), one of these is allocated, and the other fields are
+    unused."""
 
     unsupported: str = ""
-    """The part of the request that drakit does not support: no verdict about it is certain."""
+    """The part of the request that drakit does not support. No verdict about the request is
+    certain."""
 
     extra: bytes = b""
     """JSON with the fields that this version does not know, for the allocator."""
 
     @property
     def every(self) -> bool:
-        """Whether it asks for all devices that match (API: allocation mode ``All``)."""
+        """Whether the request is for all devices that match (API: allocation mode ``All``)."""
         return self.count == 0
 
 
@@ -345,7 +350,7 @@ def exact_requests(request: Request) -> list[tuple[str, Request]]:
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
-    """Return requests of which only names, classes and numbers are left: no verdict is certain."""
+    """Return requests with only names, classes and numbers. No verdict about them is certain."""
     return tuple(
         Request(
             name=each.name,
@@ -364,16 +369,16 @@ class Constraint:
     """An attribute whose value the devices of requests must have in common, or must not."""
 
     attribute: str
-    """By full name, ``domain/identifier``; empty if this version does not know the constraint."""
+    """The full name, ``domain/identifier``. Empty if this version does not know the constraint."""
 
     distinct: bool = False
-    """API: ``distinctAttribute``, else ``matchAttribute``."""
+    """API: ``distinctAttribute``. If false, ``matchAttribute``."""
 
     requests: tuple[str, ...] = ()
-    """``request`` or ``request/subrequest``; empty means all."""
+    """``request`` or ``request/subrequest``. Empty means all."""
 
     extra: bytes = b""
-    """As in :class:`Request`."""
+    """The same as :attr:`Request.extra`."""
 
     @property
     def kind(self) -> str:
@@ -382,16 +387,16 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of a device that other claims may have parts of, too."""
+    """A part of a device. Other claims may have other parts."""
 
     device: DeviceID
     consumed: tuple[Amount, ...] = ()
-    """By name as in the slice."""
+    """The amounts by their names in the slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One allocated device, of admin access and shares included (API: ``results[]``)."""
+    """One allocated device, including admin access and shares (API: ``results[]``)."""
 
     request: str
     """``request`` or ``request/subrequest``."""
@@ -426,45 +431,46 @@ class ClaimFacts(Namespaced):
     constraints: tuple[Constraint, ...] = ()
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
-    """The devices that the allocation takes from others; none of admin access, none of `shares`."""
+    """The devices that the allocation holds exclusively, without those of admin access and of
+    `shares`."""
 
     shares: tuple[Share, ...] = ()
-    """Its shares of devices; a device may occur more than once."""
+    """The claim's shares of devices. A device may occur more than once."""
 
     results: tuple[Result, ...] = ()
-    """All that is allocated, in the allocation's order."""
+    """All results in the order of the allocation."""
 
     consumers: tuple[Consumer, ...] = ()
-    """All that it is reserved for, in its namespace."""
+    """All objects for which the claim is reserved, in its namespace."""
 
     owner_pod: str | None = None
-    """The pod for which it was made from a template, or for extended resources."""
+    """The pod for which the claim was created from a template, or for extended resources."""
 
     owner_uid: str = ""
     for_extended: bool = False
-    """The scheduler made it, for extended resources."""
+    """The scheduler created the claim for extended resources."""
 
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
 
     nodes: NodeSelector | str | None = None
-    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``), or the name
-    of the only node, because most allocations have one; None means all."""
+    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``). If it is
+    only one, as in most allocations, its name. None means all."""
 
     @property
     def users(self) -> list[str]:
-        """Name what may use it, such as ``pod train`` or ``podgroup trains``."""
+        """Name the objects that may use the claim, such as ``pod train`` or ``podgroup trains``."""
         return sorted(f"{each.resource.removesuffix('s')} {each.name}" for each in self.consumers)
 
     @property
     def held_by(self) -> tuple[str, ...]:
-        """The finalizers that keep it although it is being deleted, but Kubernetes' own."""
+        """The finalizers that keep the deleted claim, except for Kubernetes' own."""
         others = (each for each in self.finalizers if each != DELETE_PROTECTION)
         return tuple(others) if self.deleting else ()
 
     @property
     def reserved_for(self) -> tuple[str, ...]:
-        """Return the names of the pods that may use it."""
+        """Return the names of the pods that may use the claim."""
         return tuple(each.name for each in self.consumers if each.resource == "pods")
 
 
@@ -480,31 +486,32 @@ class ClassFacts(Identified):
     kind = "DeviceClass"
     selectors: tuple[str, ...] = ()
     extended_resource: str = ""
-    """The extended resource that its devices provide."""
+    """The extended resource that the devices of the class provide."""
 
     created: str = ""
-    """API: ``creationTimestamp``; of classes with one extended resource, the youngest counts."""
+    """API: ``creationTimestamp``. Of several classes with the same extended resource, the youngest
+    applies."""
 
     owner: str = ""
-    """The UID of the object that controls it, such as a HostDevicePolicy."""
+    """The UID of the owner that controls the class, such as a HostDevicePolicy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamespaceFacts(Identified):
     admin_access: bool = False
-    """Its label allows claims with admin access."""
+    """The namespace's label allows claims with admin access."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuotaFacts(Namespaced):
-    """A ResourceQuota without scopes; one with scopes is for pods, and limits nothing here."""
+    """A ResourceQuota without scopes. Quotas with scopes are for pods, and do not limit claims."""
 
     hard: tuple[Amount, ...] = ()
     used: tuple[Amount, ...] = ()
 
 
 PREVENTING = ("NoSchedule", "NoExecute")
-"""Effects of taints that the scheduler obeys; it ignores all others."""
+"""Effects of taints that the scheduler obeys. It ignores all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -517,7 +524,7 @@ class SliceFacts(Identified):
     """How many slices of this generation make the pool complete."""
 
     place: Place | None = None
-    """None where each device has its own, or where this version knows none."""
+    """None if each device has its own, or if this version does not know it."""
 
     by_device: bool = False
     """API: ``perDeviceNodeSelection``."""
@@ -526,11 +533,11 @@ class SliceFacts(Identified):
     """Also accepted as a tuple of DeviceFacts."""
 
     unread: bool = False
-    """It may have any devices: they take more memory than its node has."""
+    """The slice may contain any devices, because they exceed the memory limit of its node."""
 
     counter_sets: tuple[CounterSetFacts, ...] = ()
     raw: bytes = b""
-    """Its spec as compressed JSON, if it has fields that this version does not know."""
+    """The spec as compressed JSON, if it has fields that this version does not know."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, Devices):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -546,7 +553,7 @@ class SliceFacts(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts(Identified):
-    """A HostDevicePolicy, as far as its DeviceClass and its status need it."""
+    """The parts of a HostDevicePolicy that its DeviceClass and its status need."""
 
     kind = "HostDevicePolicy"
     api_version = crds.API_VERSION
@@ -558,8 +565,8 @@ class PolicyFacts(Identified):
 
     extended_resource: str = ""
     shares: int = 0
-    """How many shares of each device it offers as entries (API: ``sharing.users`` in mode
-    ``Users``); 0 in other modes."""
+    """The number of shares of each device that the policy offers as entries (API: ``sharing.users``
+    in mode ``Users``). 0 in other modes."""
 
     restricted: bool = False
     """Only some namespaces can use its DeviceClass (API: ``allowedNamespaces``)."""
@@ -568,17 +575,17 @@ class PolicyFacts(Identified):
     """Kubernetes evicts the pods of a device that is gone (API: ``onVanish: Evict``)."""
 
     node_selector: Object | None = None
-    """A LabelSelector, raw."""
+    """A raw LabelSelector."""
 
     status: Object = field(default_factory=dict[str, Any])
-    """Raw."""
+    """The raw status."""
 
     version: str = ""
     """API: ``resourceVersion``."""
 
 
 class DeviceSelection(NamedTuple):
-    """The names that devices must have; an empty one is no condition."""
+    """The names that devices must have. An empty name matches all."""
 
     driver: str = ""
     pool: str = ""
@@ -593,7 +600,7 @@ class DeviceSelection(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceFacts(Identified):
-    """A DeviceMaintenance: devices that are out of service for a while."""
+    """A DeviceMaintenance: devices that are temporarily out of service."""
 
     kind = "DeviceMaintenance"
     api_version = crds.API_VERSION
@@ -603,22 +610,23 @@ class MaintenanceFacts(Identified):
     mode: str = ""
     reason: str = ""
     start: float = 0.0
-    """When it begins, in seconds since 1970."""
+    """When it starts, in seconds since 1970."""
 
     end: float = float("inf")
-    """When it ends without being deleted."""
+    """When it ends if it is not deleted before."""
 
     limit_seconds: float = float("inf")
     """How long pods are evicted."""
 
     devices: tuple[DeviceID, ...] = ()
-    """The devices that were selected when it was accepted (API: ``status.devices``)."""
+    """The devices that were selected when the maintenance was accepted (API:
+    ``status.devices``)."""
 
     drain_start: float = 0.0
-    """When the evictions began, in seconds since 1970; 0 before that."""
+    """When the evictions started, in seconds since 1970. 0 before that."""
 
     status: Object = field(default_factory=dict[str, Any])
-    """Raw."""
+    """The raw status."""
 
     version: str = ""
     """API: ``resourceVersion``."""
@@ -632,19 +640,19 @@ class DriverFacts(Identified):
     api_version = crds.API_VERSION
     generation: int = 0
     version: str = ""
-    """That of the driver, as its owner wrote it."""
+    """The version of the driver, as set by the author of the object."""
 
     node_selector: Object | None = None
-    """A LabelSelector, raw."""
+    """A raw LabelSelector."""
 
     taint_after_seconds: int | None = None
-    """How long its plugin must be unavailable before its devices are tainted; None for never."""
+    """How long its plugin must be unavailable before its devices are tainted. None means never."""
 
     is_generated: bool = False
-    """The operator created it, and nobody has written a specification."""
+    """The operator created the object, and nobody has set its spec."""
 
     status: Object = field(default_factory=dict[str, Any])
-    """Raw."""
+    """The raw status."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -657,7 +665,7 @@ class DeviceConflict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyReport:
-    """The outcome of a policy on one node."""
+    """The result of a policy on one node."""
 
     name: str
     uid: str
@@ -665,25 +673,25 @@ class PolicyReport:
     matched: int
     published: int
     generation: int = 0
-    """The generation that is in effect; 0 if none is."""
+    """The generation that is in effect. 0 if none is."""
 
     problem: str = ""
     in_use: int = 0
     """Devices that claims hold although the policy no longer offers them."""
 
     in_use_by: str = ""
-    """One of them and the claim that holds it, as a clause."""
+    """One of these devices and the claim that holds it, as a clause."""
 
     conflicts: tuple[DeviceConflict, ...] = ()
     rejected: int = 0
-    """Devices that it matches, and that are not published."""
+    """Devices that the policy matches, but that are not published."""
 
     rejected_example: str = ""
-    """One of them, and the reason."""
+    """One of these devices, and the reason."""
 
 
 class DeviceWords(NamedTuple):
-    """An unhealthy device in a report, with the words of its driver, if there are any."""
+    """An unhealthy device in a report, with the message of its driver, if any."""
 
     pool: str
     device: str
@@ -705,19 +713,20 @@ class ReportFacts(Identified):
     driver: str
     policies: tuple[PolicyReport, ...] = ()
     policies_omitted: bool = False
-    """It does not list all policies: some without a problem and without devices are left out."""
+    """The report does not list all policies: some without a problem and without devices are left
+    out."""
 
     refused: str = ""
-    """Why the driver refused its policies."""
+    """Why the driver rejected its policies."""
 
     published: int = 0
-    """Devices in its slices."""
+    """The number of devices in its slices."""
 
     updated: float = 0.0
-    """When it was written, in seconds since 1970; 0 if that is unknown."""
+    """When the report was written, in seconds since 1970. 0 if unknown."""
 
     outdated: bool = False
-    """The operator has found that its node plugin is gone."""
+    """The operator has found that the node plugin is gone."""
 
     registration: str = ""
     """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
@@ -726,7 +735,7 @@ class ReportFacts(Identified):
     """Why its endpoint does not run."""
 
     progress: str = ""
-    """Why claims do not progress: calls that the driver has not answered, or stuck claims."""
+    """Why claims make no progress: calls that the driver has not completed, or stuck claims."""
 
     stuck: int = 0
     """Claims that have been preparing or unpreparing for more than a minute."""
@@ -736,10 +745,10 @@ class ReportFacts(Identified):
 
     dropped: tuple[DroppedField, ...] = ()
     rejected: int = 0
-    """Devices that are not published."""
+    """The number of devices that are not published."""
 
     rejected_example: str = ""
-    """One of them, and the reason."""
+    """One of these devices, and the reason."""
 
     faulty_example: str = ""
-    """One of those that violate a rule of the API, and the reason; empty if there is none."""
+    """One of those that violate a rule of the API, and the reason. Empty if there is none."""

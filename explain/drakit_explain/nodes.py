@@ -1,13 +1,13 @@
 """
-The nodes that a pod can use, regardless of free devices, and why it cannot use the others: what the
-scheduler's own filters decide.
+The nodes that a pod can use, regardless of free devices, and why it cannot use the others, by the
+rules of the scheduler's own filters.
 
-Covered are node selector and required affinity, taints, cordons and resources, with what other pods
-have left of each node, and where allocated claims are available. Rules that depend on other pods
-(affinity between pods, topology spread, ports, volumes) are not. Results are kept for pods with
-equal rules.
+The module covers node selector and required affinity, taints, cordons and resources, including the
+resources that other pods leave on each node, and the nodes of allocated claims. It does not cover
+rules that depend on other pods (affinity between pods, topology spread, ports, volumes). Results
+are cached for pods with equal rules.
 
-It must not know requests for devices, clients, or how a result is worded.
+Does not depend on requests for devices, clients, or the wording of a result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NodeProblem(Enum):
 
 
 class Unusable(NamedTuple):
-    """A problem, and the taint or resource that it is about."""
+    """A problem, and the taint or resource that causes it."""
 
     problem: NodeProblem
     detail: str = ""
@@ -62,7 +62,8 @@ def is_condition(taint: str) -> bool:
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
-    """Return the first reason why a pod cannot run on a node, whatever it requests, or None."""
+    """Return the first reason why a pod cannot run on a node, regardless of its requests, or
+    None."""
     if not _selected(placement, node):
         return Unusable(NodeProblem.SELECTOR)
     if node.unschedulable and not _tolerated(_CORDON, placement.tolerations):
@@ -78,7 +79,7 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
 def resolved(
     problem: Unusable, placement: Placement, node: NodeFacts
 ) -> tuple[Placement, NodeFacts]:
-    """Return a placement and a node without one problem between them."""
+    """Return a placement and a node after one problem between them is resolved."""
     match problem.problem:
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
@@ -127,8 +128,8 @@ def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
 # ---------------------------------------------------------------- all nodes
 
 MAX_RULES = 32
-"""Different rules of pods for which the nodes are kept: each takes up to 1 MiB with 5,000 nodes.
-The least recently used go first."""
+"""The limit of distinct rules of pods for which the nodes are cached. Each takes up to 1 MiB with
+5,000 nodes. The least recently used are dropped first."""
 
 Nodes = Mapping[str, Unusable | None]
 """All nodes by name, each with the reason why a pod cannot use it."""
@@ -138,7 +139,7 @@ _STEPS_PER_NODE = 2
 
 
 class UsableNodes:
-    """The nodes that pods can use; results are kept until nodes, or the pods on them, change."""
+    """The nodes that pods can use. Results are cached until nodes, or the pods on them, change."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -148,7 +149,7 @@ class UsableNodes:
         self._with_room: dict[object, Nodes] = {}
 
     def of(self, pod: PodFacts, allocated: Sequence[ClaimFacts], budget: Budget) -> Nodes:
-        """Return the nodes for a pod with these claims that are allocated already."""
+        """Return the nodes for a pod with these allocated claims."""
         self._refresh()
         nodes = self._room(pod, budget)
         restricted = [claim for claim in allocated if claim.nodes is not None]
@@ -164,7 +165,7 @@ class UsableNodes:
         """
         Return whether a node that a pod can use has room for it without preemption.
 
-        False while that is unknown for a moment; True if the caller never knows it.
+        False while that is temporarily unknown. True if the caller never has the loads.
         """
         if self._world.loads is not None and self._loads is None:
             return False
@@ -197,12 +198,12 @@ class UsableNodes:
             self._by_rules.clear()
             self._with_room.clear()
         loads = self._world.loads.revision if self._world.loads is not None else None
-        if self._loads != loads:  # far more often than anything else
+        if self._loads != loads:  # they change far more often than anything else
             self._loads = loads
             self._with_room.clear()
 
     def _room(self, pod: PodFacts, budget: Budget) -> Nodes:
-        """Apply the pod's own rules, and what each node has left."""
+        """Apply the pod's own rules, and the free resources of each node."""
         rules = self._rules(pod, budget)
         if self._loads is None:
             return rules
@@ -229,7 +230,8 @@ class UsableNodes:
         return _used(self._by_rules, pod.placement, find)
 
     def _too_small(self, pod: PodFacts, name: str, *, priority: int) -> Unusable | None:
-        """Return what a node lacks beside pods of this priority; None if it is unknown."""
+        """Return the resource that a node lacks for pods of this priority. None if it is
+        unknown."""
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None or not loads.knows(name):
             return None
@@ -237,7 +239,7 @@ class UsableNodes:
 
 
 def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) -> Nodes:
-    """Return an entry, found if there is none, and make it the last one used."""
+    """Return a cached entry, or compute it, and mark it as the last one used."""
     entry = cache.get(key)
     if entry is None:
         entry = find()

@@ -1,11 +1,11 @@
 """
-Opaque parameters of claims, templates and DeviceClasses, checked against the schemas of drivers.
+Checks the opaque parameters of claims, templates and DeviceClasses against the schemas of drivers.
 
 A DeviceDriver has a schema for each ``apiVersion`` of the parameters. The configs of a DeviceClass
-and of a claim are merged before the driver reads them, so that each of them alone may lack required
-keys. The driver itself checks the whole when it prepares a claim.
+and of a claim are merged before the driver reads them, so each of them by itself may lack required
+keys. The driver itself checks the merged parameters when it prepares a claim.
 
-Does not depend on clients, or on who asks.
+Does not depend on clients, or on the caller.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from drakit_formats.json_schema import MAX_STEPS, SCHEMA, JsonSchema, listed
 from drakit_formats.resource.objects import Object, child, children, text
 
 VERSION_KEYS = ("apiVersion", "kind")
-"""The keys that select a schema. They are in each config, because configs of different versions are
-not merged."""
+"""The keys that select a schema. Each config contains them, because configs of different versions
+are not merged."""
 
 MAX_CONFIGS = 32
-"""Configs of a claim or class: the limit of the API."""
+"""The API's limit of configs of a claim or class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,8 @@ class DriverSchemas:
 
     driver: str
     versions: Mapping[str, JsonSchema] = field(default_factory=dict[str, JsonSchema])
-    """By ``apiVersion``; the empty string stands for parameters without apiVersion and kind."""
+    """The schemas by ``apiVersion``. The empty string stands for parameters without apiVersion and
+    kind."""
 
     problems: tuple[str, ...] = ()
     """The malformed schemas, which check nothing."""
@@ -50,11 +51,11 @@ def schemas_of(device_driver: Object) -> DriverSchemas:
 
 def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> Iterator[str]:
     """
-    Yield why the opaque parameters in an object do not fit, one sentence for each config.
+    Yield the problems of the opaque parameters in an object, as one sentence for each config.
 
     :param body: a ResourceClaim, ResourceClaimTemplate or DeviceClass in the version v1, v1beta2 or
         v1beta1, which have the same configs.
-    :param schemas: by driver; the parameters of other drivers are not checked.
+    :param schemas: the schemas by driver. The parameters of other drivers are not checked.
     """
     kind, path = text(body, "kind"), ["spec"]
     if kind == "ResourceClaimTemplate":

@@ -1,17 +1,18 @@
 """
-Why a pod is pending: what the scheduler would find, and a sentence with the problem and the remedy.
+Explains why a pod is pending: the result that the scheduler would get, and a sentence with the
+problem and the remedy.
 
-Nodes that the pod cannot use are excluded first (:mod:`.nodes`). About the others, Kubernetes'
-allocator is asked (:mod:`.asking`). If it finds devices on a node, no reason is returned: the pod
-waits for something else. Otherwise :mod:`.shortage` names the cause. :mod:`.remedies` proves which
-change would be enough, if the caller asks for it: that takes longer than the rest. Both have a
-budget (:mod:`.budget`), and both raise :class:`.NotAnsweredError` until the questions that they
-planned are answered.
+Nodes that the pod cannot use are excluded first (:mod:`.nodes`). Kubernetes' allocator checks the
+others (:mod:`.asking`). If it finds devices on a node, no reason is returned, because the pod waits
+for something else. Otherwise, :mod:`.shortage` identifies the cause. If the caller requests it,
+:mod:`.remedies` proves which change would be enough, which takes longer than the rest. Both have a
+budget (:mod:`.budget`), and both raise :class:`.NotAnsweredError` until the queries that they
+planned have results.
 
-The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
-deduplicated. What cannot be evaluated is reported as unknown; nothing is guessed.
+The same situation results in the same sentence (no time, no counter of attempts), so that Events
+can be deduplicated. Facts that cannot be evaluated are reported as unknown. Nothing is guessed.
 
-It must not know Kubernetes clients, clocks, or earlier reports.
+Does not depend on Kubernetes clients, clocks, or earlier reports.
 """
 
 from __future__ import annotations
@@ -77,43 +78,43 @@ from drakit_explain.wording import lacks
 from drakit_explain.world import World
 
 MAX_KEPT = 64
-"""Requests whose counts are kept, and pods whose results are: about 0.5 MiB each in a cluster of
-2,000 nodes. The least recently used go first."""
+"""The limit of requests with cached counts, and of pods with cached results: about 0.5 MiB each in
+a cluster of 2,000 nodes. The least recently used are dropped first."""
 
 
 _MAY_END = {Code.DEVICES_ALLOCATED, Code.DEVICES_TAINTED}
-"""Reasons that end when devices are free."""
+"""Reasons that end when devices become free."""
 
 
 class Verdict(StrEnum):
     """The result of an explanation."""
 
     NOT_PENDING = "not pending"
-    """It has a node, or the scheduler does not consider it (gates, deletion)."""
+    """The pod has a node, or the scheduler does not consider it (gates, deletion)."""
 
     STARTING = "starting"
-    """It has a node, and no problem is known, but not all of its containers have started."""
+    """The pod has a node, and no problem is known, but not all of its containers have started."""
 
     BROKEN = "broken"
-    """It has a node, but its claims keep it from starting, or its devices have a problem."""
+    """The pod has a node, but its claims prevent its start, or its devices have a problem."""
 
     DELETING = "deleting"
-    """It is being deleted, and something prevents the end of the deletion."""
+    """The pod is being deleted, and something prevents the end of the deletion."""
 
     BLOCKED = "blocked"
-    """The scheduler cannot give it a node, because of its claims."""
+    """The scheduler cannot bind the pod, because of its claims."""
 
     FITS = "fits"
-    """Devices for it are available; if it stays pending, the cause is not its claims. Reasons are
-    about its start."""
+    """Devices for the pod are available. If it stays pending, the cause is not its claims. Reasons
+    concern its start."""
 
     UNDECIDED = "undecided"
-    """A fact could not be evaluated, or the explanation has spent its budget."""
+    """A fact could not be evaluated, or the explanation has used its budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimReport:
-    """A claim of the pod as the scheduler finds it."""
+    """A claim of the pod, in the state that the scheduler sees."""
 
     origin: str
     """``claim "name"`` or ``claim template "name"``."""
@@ -130,40 +131,41 @@ class Explanation:
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     claim_reasons: tuple[Reason, ...] = ()
-    """Those of `reasons` that are about one claim, in sentences about this claim."""
+    """The `reasons` that concern only one claim, in sentences about this claim."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
     """All nodes, and why the pod cannot use each, apart from devices."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
-    """Search `remedy`: the first call must be before the next change of the world."""
+    """Searches for `remedy`. The first call must be before the next change of the world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
-        """Single changes of which each is proven to be enough, as a clause; empty if none is."""
+        """Single changes that are each proven to be enough, as a clause. Empty if there are
+        none."""
         return self.find_remedy()
 
 
 PODS_AT_ONCE = 200
-"""Pods after which others can run: a few milliseconds."""
+"""The number of pods after which other tasks can run: a few milliseconds."""
 
 
 def waits(pod: PodFacts) -> bool:
-    """Return whether the scheduler searches a node for the pod."""
+    """Return whether the scheduler searches for a node for the pod."""
     return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
 
 
 def count_waiting(world: World, found: dict[str, set[str]]) -> Iterator[None]:
     """
-    Add the UIDs of the pods that wait with claims that are not allocated, by each DeviceClass that
-    they request; others can run after each part of the work.
+    Add the UIDs of the pods that wait with unallocated claims, by each DeviceClass that they
+    request. Other tasks can run after each part of the work.
 
-    Tenants choose the names in claims: only the first existing classes have sets of their own, and
-    `OTHERS` has the pods that request any other name.
+    Tenants choose the names in claims. Therefore, only the first existing classes have their own
+    sets, and `OTHERS` has the pods that request any other name.
     """
     classes = sorted(each.name for each in world.of(ClassFacts).values())[:MAX_NAMES]
     found |= {name: set[str]() for name in (*classes, OTHERS)}
@@ -180,10 +182,10 @@ def count_waiting(world: World, found: dict[str, set[str]]) -> Iterator[None]:
 
 def searching(pod: PodFacts, world: World) -> PodFacts | None:
     """
-    Return the pod for which devices are searched; None if there is none.
+    Return the pod for which devices are searched, or None.
 
-    It is the pod itself while it waits. For a pod whose device is gone, it is the pod that its
-    controller creates in place of it.
+    It is the pod itself while it waits. For a pod whose device is gone, it is the pod with which
+    its controller replaces it.
     """
     if waits(pod):
         return pod
@@ -201,12 +203,12 @@ def searching(pod: PodFacts, world: World) -> PodFacts | None:
 
 @dataclass(slots=True)
 class _Result:
-    """What equal pods share, until the world changes."""
+    """The result that equal pods share, until the world changes."""
 
     key: object
     judged: Judged
     left: int
-    """Steps that are left of the budget."""
+    """The remaining steps of the budget."""
 
     remedy: str | None = None
     never: list[Finding] | None = None
@@ -214,14 +216,14 @@ class _Result:
 
 
 class Explainer:
-    """Explains pods of one world; caches the results of requests until the world changes."""
+    """Explains pods of one world. Caches the results of requests until the world changes."""
 
     def __init__(self, world: World, *, name_all_holders: bool = False) -> None:
         """
         Explain pods of a world.
 
-        :param name_all_holders: name claims of other namespaces, too. Reasons appear in Events
-            that the pod's owner reads, so by default these claims are counted.
+        :param name_all_holders: name claims of other namespaces, too. Reasons appear in Events that
+            the pod's owner reads, so these claims are only counted by default.
         """
         self._world = world
         self.verdicts: Verdicts = Verdicts(world)
@@ -230,14 +232,14 @@ class Explainer:
         self._analyses: dict[Request, Analysis] = {}
         self._revisions: tuple[int, int, int | None, int] = (-1, -1, None, 0)
         self._results: dict[int, _Result] = {}
-        """By the hash of its key, which is computed once: it takes longest."""
+        """The results by the hash of their key, which is computed once because it takes longest."""
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
         return self._world.texts(self._exact_requests(pod))
 
     def prepare(self, pod: PodFacts) -> Iterator[None]:
-        """Count the devices that the explanation of a pod needs, and yield in between; optional."""
+        """Count the devices that the explanation of a pod needs, and yield in between. Optional."""
         world, budget = self._world, budget_of(self._world)
         with suppress(BudgetSpentError, NotEvaluatedError, ValueError):
             for request in self._exact_requests(pod):
@@ -262,11 +264,11 @@ class Explainer:
         """
         Return why a pod's claims are not allocated, or cannot be used on its node.
 
-        :param settled: nothing about the pod has changed for a while, so that what is normal for a
-            moment is a problem.
+        :param settled: nothing about the pod has changed for a while, so that a state that is
+            normal for a short time is a problem.
         :param events: the Events about the pod and its claims, if they are known.
 
-        Raises :class:`NotAnsweredError`: then the planned questions must be asked first.
+        Raises :class:`NotAnsweredError` if the planned queries must be run first.
         """
         self.verdicts.take()
         if pod.deleting:
@@ -325,7 +327,7 @@ class Explainer:
             return self._search(pod, wanted, allocated, nodes, reports, budget)
         except BudgetSpentError:
             return _undecided(["the search for the cause took too long"], reports, nodes)
-        except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
+        except (NotEvaluatedError, ValueError) as error:  # ValueError: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
     def explain_now(
@@ -336,7 +338,7 @@ class Explainer:
         settled: bool = False,
         events: Events = NO_EVENTS,
     ) -> Explanation:
-        """Explain a pod, with all questions answered by a function; it may take seconds."""
+        """Explain a pod. A function runs all queries, which may take seconds."""
         explain = partial(self.explain, pod, settled=settled, events=events)
         found = answered(self.verdicts, explain, answer)
         find_remedy = partial(answered, self.verdicts, found.find_remedy, answer)
@@ -349,7 +351,8 @@ class Explainer:
         allocated: Sequence[ClaimFacts],
         judged: Judged | None = None,
     ) -> tuple[Reason, ...]:
-        """Return why a pod that fits on a node cannot start there: the scheduler does not know."""
+        """Return why a pod that fits on a node cannot start there. The scheduler does not know
+        about this."""
         drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
         if judged is not None:
             drivers |= dict.fromkeys(sorted(judged.answers[node].drivers))
@@ -402,7 +405,7 @@ class Explainer:
         )
 
     def _replaced(self, pod: PodFacts, new: PodFacts) -> str:
-        """Return the device that a new pod would get in place of one that is gone, as a clause."""
+        """Return the device that a new pod would get instead of a missing one, as a clause."""
         found = self.explain(new)
         if found.verdict is not Verdict.FITS or not found.fits_on or found.reasons:
             return ""
@@ -410,7 +413,7 @@ class Explainer:
         gone = gone_devices(pod, self._world)
         return replaced_device(gone, requests, found.fits_on, self._world)
 
-    # ---- what the cluster has
+    # ---- the cluster's devices
 
     def _refresh(self) -> None:
         world = self._world
@@ -494,8 +497,8 @@ class Explainer:
         )
 
     def _with_never(self, findings: list[Finding], trial: Trial, result: _Result) -> list[Finding]:
-        """Return findings about devices that are held or tainted, after those that do not end when
-        the devices are free."""
+        """Return findings about devices that are held or tainted, after those that remain when the
+        devices are free."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
         unnamed = trial.unnamed()
         if not lasting and result.never is None:
@@ -520,7 +523,7 @@ class Explainer:
         return [*lasting, *(replace(each, advice="") for each in findings if each not in lasting)]
 
     def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
-        """Judge the nodes of a pod; pods with equal rules and equal claims share the result."""
+        """Judge the nodes of a pod. Pods with equal rules and equal claims share the result."""
         key = (
             (pod.namespace, pod.placement, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
@@ -538,7 +541,7 @@ class Explainer:
     def _remedy(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial, result: _Result
     ) -> str:
-        """Return the proven remedies, for which there is a budget of its own."""
+        """Return the proven remedies, which have a separate budget."""
         if result.remedy is None:
             self.verdicts.take()
             budget = budget_of(self._world)
@@ -586,7 +589,7 @@ class Explainer:
         )
 
     def _of_template(self, pod: PodFacts, finding: Finding) -> Cause | None:
-        """Return what the pods of a template have in common, such as a class that is missing."""
+        """Return the shared cause of a template's pods, such as a missing class."""
         if not pod.claims or not all(each.template for each in pod.claims):
             return None
         template = self._world.template(pod.namespace, pod.claims[0].template or "")
@@ -617,7 +620,8 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
 
 
 def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes without another pod: they may be deallocated."""
+    """Return the claims that exclude nodes although no other pod uses them, so that they may be
+    deallocated."""
     excluding = {
         problem.detail
         for problem in nodes.values()
@@ -640,7 +644,7 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
 
 
 def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
-    """Return why nodes have no answer, and what the counts say."""
+    """Return why nodes have no result, and the findings of the counts."""
     if undecided := [each.text for each in judged.answers.values() if each.undecided]:
         return [undecided[0], *counted]
     if judged.unjudged:
@@ -651,7 +655,7 @@ def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
 
 
 def _unread(trial: Trial) -> list[str]:
-    """Return what could not be read, so that every reason is uncertain."""
+    """Return the facts that could not be read, so that every reason is uncertain."""
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
     return _of_pool(trial, PoolState.UNREAD, "has more devices than drakit evaluates")

@@ -1,12 +1,11 @@
 """
-The claims of a pod as the scheduler finds them, and their problems before any question.
+The claims of a pod in the state that the scheduler sees, and their problems before any query.
 
-A claim may be missing, not created yet, of another pod, or about to go; its class may be missing.
-Extended resources that a DeviceClass provides count as claims, because the scheduler makes one.
+A claim may be missing, not created yet, made for another pod, or in deletion. Its class may be
+missing. Extended resources that a DeviceClass provides are treated as claims, because the scheduler
+creates one.
 
-Whether there are devices is decided in :mod:`.pending`.
-
-It must not know clients, clocks, or Events.
+:mod:`.pending` decides whether there are devices. Does not depend on clients, clocks, or Events.
 """
 
 from __future__ import annotations
@@ -46,30 +45,31 @@ _QUOTA_OF_CLASS = ".deviceclass.resource.k8s.io/devices"
 _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 
 _QUOTA_OF_ALL = 32
-"""Devices that a request for all devices counts in a quota: the most that a claim can have."""
+"""The devices with which a quota counts a request for all devices: the most that a claim can
+have."""
 
 _UNIT = 10**9
 
 _USERS = 3
-"""Users of a claim that are named."""
+"""The number of a claim's users that are named."""
 
 _COMPARED = 8
-"""Names that are compared letter by letter: two of 253 letters take 6 ms, and tenants choose
-them."""
+"""The number of names that are compared by letter. Two names with 253 letters take 6 ms, and
+tenants choose them."""
 
 QUOTA_SECONDS = 5.0
-"""The time in which a claim is seen that a quota counts."""
+"""The time within which a claim that a quota counts becomes visible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted(AskedClaim):
-    """A claim of a pod that must be allocated; the allocator reads only what it asks for."""
+    """A claim of a pod that must be allocated. The allocator reads only its requests."""
 
     claim: str = field(default="", compare=False)
     """The name of the ResourceClaim, if it has been created."""
 
     template: str = field(default="", compare=False)
-    """The name of the ResourceClaimTemplate from which it will be created."""
+    """The name of the ResourceClaimTemplate from which the claim will be created."""
 
 
 def resolve(
@@ -82,14 +82,14 @@ def resolve(
     name_all: bool = False,
 ) -> Wanted | Finding | ClaimFacts | None:
     """
-    Find a claim of a pod; None if it needs none.
+    Find a claim of a pod. Return None if the pod does not need it.
 
     :param settled: the pod is old enough for a missing claim to be a problem.
     :param name_all: the reader may know the claims of other namespaces.
     """
     if each.needless:
         return None
-    if not (each.claim or each.template):  # of a manifest that the API server did not check
+    if not (each.claim or each.template):  # from a manifest that the API server did not check
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
             what=f'pod claim "{each.name}" names no claim; set resourceClaimName or '
@@ -120,7 +120,7 @@ def resolve(
             + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
     template = world.template(pod.namespace, each.template)
-    # The claim may outlive its template, or not be created yet: take what there is.
+    # The claim may outlive its template, or not be created yet: use whichever exists.
     source = claim or template
     if source is None:
         return Finding(
@@ -138,7 +138,8 @@ def resolve(
 
 
 def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | None:
-    """Return a problem if a claim that should be made for this pod was made for another one."""
+    """Return a problem if a claim that should be created for this pod was created for another
+    one."""
     if each.generated is None or claim.owner_uid in ("", pod.uid):
         return None
     return Finding(
@@ -157,9 +158,9 @@ def _elsewhere(name: str | None, world: World) -> str:
 
 
 def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:
-    """Return the existing name that a name that does not exist may mean, in parentheses."""
+    """Return the existing name that a wrong name probably means, in parentheses."""
     wrong = name or ""
-    half = len(wrong) // 2  # a typo leaves one half as it is
+    half = len(wrong) // 2  # a typo leaves one half unchanged
     alike = (
         each.name
         for each in known
@@ -183,7 +184,7 @@ def _not_created(
     settled: bool,
     events: Events,
 ) -> Finding | None:
-    """Return why the claim of a template is not created; None if it may be created right now."""
+    """Return why the claim of a template is not created, or None if it may be created right now."""
     namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
     asks = any(exact.admin_access for exact in exact_of(template.requests))
     if asks and namespace is not None and not namespace.admin_access:
@@ -198,7 +199,7 @@ def _not_created(
         if of_namespace and (what := _exceeded(quota, template)) and not _is_counted(pod, world):
             return Finding(
                 code=Code.QUOTA_EXCEEDED,
-                transient=Code.QUOTA_EXCEEDED,  # a quota may count a claim before it is seen
+                transient=Code.QUOTA_EXCEEDED,  # a quota may count a claim before it is visible
                 patience_seconds=QUOTA_SECONDS,
                 what=f'no ResourceClaim can be created from claim template "{template.name}" '
                 f"{_for(each)}, because {what}; delete claims that are not needed, or ask an admin "
@@ -222,12 +223,13 @@ def _not_created(
 
 
 def _is_counted(pod: PodFacts, world: World) -> bool:
-    """Return whether a quota may count a claim of the pod, whose status does not name it yet."""
+    """Return whether a quota may count a claim of the pod that the pod's status does not name
+    yet."""
     return any(each.owner_uid == pod.uid for each in world.waiting_claims())
 
 
 def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
-    """Return what of a quota a claim of this template would exceed, as a clause."""
+    """Return the limits of a quota that a claim of this template would exceed, as a clause."""
     used = {amount.name: quantity_units(amount.quantity) for amount in quota.used}
     usage = _usage(template.requests)
     for hard in quota.hard:
@@ -252,7 +254,7 @@ def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
 
 
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
-    """Return what a claim counts in quotas: for alternatives, the largest one of each class."""
+    """Return a claim's usage in quotas. For alternatives, it is the largest one of each class."""
     usage = {_QUOTA_OF_CLAIMS: 1}
     for request in requests:
         largest: dict[str, int] = {}
@@ -269,7 +271,8 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
 
 
 def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
-    """Return the extended resources that a DeviceClass provides, and what is not evaluated."""
+    """Return the extended resources that a DeviceClass provides, and those that are not
+    evaluated."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
     if pod.placement.unread:
@@ -279,7 +282,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     for resource in sorted({each.resource for each in pod.extended}):
         device_class = class_of_resource(resource, world)
         if device_class is None:
-            continue  # device plugins provide it, or nobody
+            continue  # a device plugin provides it, or nothing does
         requests = [each for each in pod.extended if each.resource == resource]
         if any(each.init for each in requests):
             unknown.append(f"extended resource {resource} of init containers")
@@ -303,7 +306,8 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
 
 
 def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
-    """Return extended resources that nothing provides, but which have almost the name of one."""
+    """Return extended resources that nothing provides, but whose names are similar to an existing
+    one."""
     if not pod.extended or pod.extended_claim is not None or not world.of(NodeFacts):
         return
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
@@ -323,13 +327,13 @@ def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
 
 
 def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
-    """Return the claims of a pod that are not allocated, as far as they are known."""
+    """Return the known claims of a pod that are not allocated."""
     found = [resolve(pod, each, world, settled=False) for each in pod.claims]
     return [*(each for each in found if isinstance(each, Wanted)), *extended(pod, world)[0]]
 
 
 def not_checked(pod: PodFacts, world: World) -> list[str]:
-    """Return what also decides about the pod's node, and is not explained here, as phrases."""
+    """Return further conditions for the pod's node that are not explained here, as phrases."""
     plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
     return [
         *pod.unchecked,
@@ -342,7 +346,8 @@ def not_checked(pod: PodFacts, world: World) -> list[str]:
 
 
 def class_of_resource(resource: str, world: World) -> ClassFacts | None:
-    """Return the class that provides a resource: of several, the youngest, then by name."""
+    """Return the class that provides a resource. Of several, return the youngest, then the first by
+    name."""
     classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]
     if classes:
         youngest = max(one.created for one in classes)
@@ -382,7 +387,7 @@ def classes_missing(
 
 
 def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
-    """Return what helps if this class of a claim for extended resources does not exist. The claim
+    """Return the remedy if this class of a claim for extended resources does not exist. The claim
     does not name the resources, but its pod does."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     found = sorted({each.resource for each in pod.extended}) if pod is not None else []
@@ -407,7 +412,7 @@ def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
 
 
 def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason]:
-    """Return why no claim with these requests can be allocated, whatever pod waits for it."""
+    """Return why no claim with these requests can be allocated, whichever pod waits for it."""
     origin = f"{of.reference.kind} {of.namespace}/{of.name}"
     claim = of if isinstance(of, ClaimFacts) else None
     return [

@@ -1,12 +1,13 @@
 """
 Problems of published pools: of a node, of a ResourceSlice, and counted for the cluster.
 
-A pool that is being updated is incomplete for a moment, so each state counts only if it lasts; the
-caller measures that. Whether the driver of a slice is installed on its node cannot be known: no
-API object lists the drivers of a node. A slice of a node that does not exist can be known.
+A pool that is being updated is incomplete for a moment, so a state is a problem only if it lasts.
+The caller measures that. It cannot be known whether the driver of a slice is installed on its node,
+because no API object lists the drivers of a node. It can be known that the node of a slice does not
+exist.
 
-:mod:`.pools` decides which slices count, as the scheduler does. It must not know clients, clocks,
-or Events.
+:mod:`.pools` decides which slices are used, by the scheduler's rules. Does not depend on clients,
+clocks, or Events.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ from drakit_explain.world import EVERYWHERE, World
 
 
 class PoolCondition(StrEnum):
-    """The state of a pool; of several, the first in this order."""
+    """The state of a pool. If several apply, the first in this order."""
 
     NODE_MISSING = "node-missing"
-    """Its node does not exist."""
+    """The node of the pool does not exist."""
 
     CONFLICTING = "conflicting"
-    """Other nodes publish pools of the same name."""
+    """Other nodes publish pools with the same name."""
 
     INVALID = "invalid"
-    """It contradicts itself."""
+    """The pool contradicts itself."""
 
     INCOMPLETE = "incomplete"
-    """Fewer or more slices exist than resourceSliceCount states."""
+    """The number of slices differs from resourceSliceCount."""
 
     OUTDATED = "outdated"
-    """It is complete, but slices of an older generation remain."""
+    """The pool is complete, but slices of an older generation remain."""
 
     READY = "ready"
 
 
 def node_of_slice(of: SliceFacts) -> str:
-    """Return the node that a slice names; empty if it is for several nodes."""
+    """Return the node that a slice names. Empty if the slice is for several nodes."""
     return of.place.node if of.place is not None else ""
 
 
 def node_problems(node: NodeFacts, world: World) -> list[Reason]:
-    """Return what is wrong with the pools that a node publishes."""
+    """Return the problems of the pools that a node publishes."""
     view = world.views()[node.name]
     found = [
         (identity, finding)
@@ -91,10 +92,10 @@ def pool_conditions(world: World) -> Mapping[PoolCondition, int]:
 
 
 def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolCondition]]:
-    """Return each pool with its condition, and with its node if it is that of one node. Pools of
-    one name on two nodes are two."""
+    """Return each pool with its condition, and with its node if the pool belongs to one node. Pools
+    with the same name on two nodes are two pools."""
     views = world.views()
-    rivals: dict[PoolID, Collection[str]] = {}  # once for each pool: all nodes may have one name
+    rivals: dict[PoolID, Collection[str]] = {}  # once per pool, which all nodes may have
     for name in list(world.nodes_with_slices()):
         view = views.get(name)
         for identity in _pools_of(name, world):
@@ -129,7 +130,7 @@ def _pools_of(node: str, world: World) -> list[PoolID]:
 def _condition(
     identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
 ) -> tuple[PoolCondition, str]:
-    """Return the condition of a pool of a node, and the problem of one that is invalid."""
+    """Return the condition of a pool of a node, and the problem of an invalid pool."""
     if rivals:
         return PoolCondition.CONFLICTING, ""
     of_node = (each for each in world.pools_of_node(view) if each.identity == identity)
@@ -144,7 +145,7 @@ def _condition(
 def _finding(
     identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
 ) -> Finding | None:
-    """Return what is wrong with a pool of a node, as the rest of a sentence about it."""
+    """Return the problem of a pool of a node, as the rest of a sentence about the pool."""
     match _condition(identity, view, world, rivals):
         case PoolCondition.CONFLICTING, _:
             first, *more = [each for each in rivals if each != view.name]
@@ -176,7 +177,7 @@ def _finding(
 
 
 def _missing(identity: PoolID, view: NodeView, world: World) -> str:
-    """Return why a pool is incomplete; the scheduler compares numbers of slices."""
+    """Return why a pool is incomplete. The scheduler compares the numbers of slices."""
     newest = max(each.generation for each in _of_node(identity, view.name, world))
     slices = [each for each in world.slices_of_pool(identity) if each.generation == newest]
     stated = sorted({each.pool_slices for each in slices})
@@ -192,10 +193,10 @@ def _missing(identity: PoolID, view: NodeView, world: World) -> str:
 
 def _rivals(identity: PoolID, world: World) -> list[str]:
     """
-    Return the nodes that publish different pools of one name; empty if it is one pool.
+    Return the nodes that publish different pools with the same name. Empty if it is one pool.
 
-    One pool may have slices for several nodes: then no node has all of them, and no device occurs
-    on two of them.
+    One pool may have slices for several nodes. In this case, no node has all of them, and no device
+    occurs on two of them.
     """
     by_node: dict[str, list[SliceFacts]] = {}
     for each in world.slices_of_pool(identity):

@@ -1,23 +1,27 @@
 """
-The pools of a node: the slices that count, in the scheduler's order, and what is wrong with them;
-and what differs between the minor releases of Kubernetes in how the scheduler allocates devices.
+The pools of a node: the slices that are used, in the scheduler's order, and their problems. Also,
+the differences between the minor releases of Kubernetes in the way the scheduler allocates devices.
 
-It follows ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the highest
-generation counts, a pool without all of its slices is *incomplete*, and one that contradicts itself
-is *invalid*. Nothing is allocated from either.
+The rules follow ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the
+highest generation is used, a pool without all of its slices is *incomplete*, and one that
+contradicts itself is *invalid*. Nothing is allocated from either.
 
 The sources are the DynamicResources plugin
 (``pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go`` in ``k8s.io/kubernetes``)
 and the allocators (``structured/internal`` in ``k8s.io/dynamic-resource-allocation``), read in
 0.34.13, 0.35.10, 0.36.6 and 0.37.2; the plugin in 1.36.3 and 1.37.2.
 
-In all of them, each error of the allocator but ``ErrFailedAllocationOnNode`` makes ``Filter``
-return an error, with which ``findNodesThatPassFilters`` (``pkg/scheduler/schedule_one.go``) gives
-up the pod on all nodes. Such errors are a selector that fails or does not compile, a request for
-all devices on a node with a pool that is incomplete or invalid, a request for all devices one of
-which a constraint excludes, more than 32 devices, and a feature that is off.
+In all of these releases, each error of the allocator except ``ErrFailedAllocationOnNode`` makes
+``Filter`` return an error. With this error, ``findNodesThatPassFilters``
+(``pkg/scheduler/schedule_one.go``) gives up the pod on all nodes. These are the errors:
 
-It must not know clients, claims, selectors, or the caller.
+* a selector that fails or does not compile
+* a request for all devices on a node with a pool that is incomplete or invalid
+* a request for all devices, one of which a constraint excludes
+* more than 32 devices
+* a disabled feature
+
+Does not depend on clients, claims, selectors, or the caller.
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ from drakit_formats.resource.nodes import selects_node
 
 FEASIBLE_NODES = 100
 """
-With more nodes that fit, the scheduler may stop before it looks at all nodes.
+If more nodes fit, the scheduler may stop before it has checked all nodes.
 
 Source: ``minFeasibleNodesToFind`` and ``numFeasibleNodesToFind`` in
-``pkg/scheduler/schedule_one.go`` of 1.36.3 and 1.37.2: the search is cancelled when it has found
+``pkg/scheduler/schedule_one.go`` of 1.36.3 and 1.37.2. The search is canceled when it has found
 more nodes than that, and no configuration makes the number smaller.
 """
 
@@ -51,24 +55,24 @@ class Rules:
 
     skips_pools: bool
     """
-    Nothing is allocated from pools that are incomplete or invalid, and the search goes on.
+    Nothing is allocated from pools that are incomplete or invalid, and the search continues.
 
     Since 1.35 (``allocateOne``: ``if pool.IsIncomplete || pool.IsInvalid``). Up to 1.34, an invalid
-    pool that the search reaches ends it with an error, and an incomplete pool is used; slices for
-    other nodes count as missing (``GatherPools`` in ``pools_stable.go``).
+    pool that the search reaches ends it with an error, and an incomplete pool is used. Slices for
+    other nodes are treated as missing (``GatherPools`` in ``pools_stable.go``).
     """
 
     places_counters: bool
     """
-    A slice that only has counters concerns the nodes of its place, like any other.
+    A slice that only has counters affects the nodes that it selects, like any other slice.
 
-    Since 1.37 (``GatherPools``). Up to 1.36 it concerns all nodes: on each of them, its pool may be
+    Since 1.37 (``GatherPools``). Up to 1.36, it affects all nodes: on each of them, its pool may be
     incomplete or invalid.
     """
 
     ends_at_timeout: bool
     """
-    The timeout of the filter (10 s) gives up the pod on all nodes; before 1.36, only on the node.
+    The timeout of the filter (10 s) gives up the pod on all nodes. Before 1.36, only on the node.
 
     Source: the case ``context.DeadlineExceeded`` of ``Filter`` in 1.36.3 and 1.37.2.
     """
@@ -76,7 +80,8 @@ class Rules:
 
 @cache
 def rules_of(minor: int | None) -> Rules:
-    """Return the rules of Kubernetes 1.`minor`; of the newest release if it is unknown."""
+    """Return the rules of Kubernetes 1.`minor`. If it is unknown, return those of the newest
+    release."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
         places_counters=minor is None or minor >= 37,
@@ -107,7 +112,7 @@ class PoolState(Enum):
 
 
 class NodeView(NamedTuple):
-    """The name and labels of a node, with which the place of a device is compared."""
+    """The name and labels of a node, which are compared with the place of a device."""
 
     name: str
     labels: Mapping[str, str]
@@ -115,19 +120,19 @@ class NodeView(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePool:
-    """A pool as the scheduler sees it for one node."""
+    """A pool in the state that the scheduler sees for one node."""
 
     identity: PoolID
     state: PoolState = PoolState.READY
     problem: str = ""
-    """Why the pool is invalid, as a clause; empty if it is valid."""
+    """Why the pool is invalid, as a clause. Empty if it is valid."""
 
     missing: str = ""
     """How many slices an incomplete pool has, such as ``1 of 2 slices``."""
 
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
-    """With devices for the node, by name."""
+    """The slices with devices for the node, by name."""
 
     elsewhere: tuple[SliceFacts, ...] = ()
     """Slices of the same generation for other nodes. Their devices consume the same counters."""
@@ -145,7 +150,7 @@ def _place(of: SliceFacts, index: int) -> Place | None:
 
 
 def place_includes(place: Place | None, node: NodeView) -> bool:
-    """Return whether a node is one of a place; no place that we know includes none."""
+    """Return whether a place includes a node. An unknown place includes no node."""
     if place is None:
         return False
     if place.node:
@@ -161,8 +166,8 @@ def pools_of_node(
     """
     Return the pools with slices for a node, in the order of the allocator.
 
-    :param slices: of the whole cluster, or at least all slices of each pool that has one for the
-        node.
+    :param slices: the slices of the whole cluster, or at least all slices of each pool that has one
+        for the node.
     """
     pools: dict[PoolID, list[SliceFacts]] = {}
     for each in slices:
@@ -228,7 +233,8 @@ def _concerns(each: SliceFacts, node: NodeView) -> bool:
 
 
 def _has_only_counters(each: SliceFacts) -> bool:
-    """Return whether a slice only has counters; since Kubernetes 1.35, none has devices as well."""
+    """Return whether a slice only has counters. Since Kubernetes 1.35, no slice has counters and
+    devices."""
     return bool(each.counter_sets) and not len(each.devices)
 
 
@@ -285,6 +291,6 @@ def newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
 
 
 def is_complete(slices: Collection[SliceFacts]) -> bool:
-    """Return whether the slices of the highest generation are as many as they state."""
+    """Return whether the number of slices of the highest generation is the stated one."""
     current = newest(slices)
     return bool(current) and len(current) == current[0].pool_slices

@@ -1,13 +1,13 @@
 """
-What distinguishes nodes for the allocator and some claims: on nodes with equal profiles it finds
-the same, so it is asked about one of them for all.
+Determines which nodes are different for the allocator and some claims. The allocator has the same
+result on nodes with equal profiles, so it is queried about only one of them.
 
-The nodes of a cluster usually have equal hardware, in pools and with values of their own. So names
-of nodes, pools and devices do not count. Of an attribute that a constraint compares, only which
-devices have equal values counts. A slice with fields that this version does not know is like no
-other.
+The nodes of a cluster usually have equal hardware, in pools and with values of their own.
+Therefore, a profile does not contain the names of nodes, pools and devices. For an attribute that a
+constraint compares, the profile contains only which devices have equal values. A slice with fields
+that this version does not know equals no other.
 
-Does not depend on how an answer is worded.
+Does not depend on the wording of a result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Profiles:
         self._world = world
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
-        """Whether devices on other nodes only make a pool incomplete."""
+        """Whether the only effect of devices on other nodes is that a pool is incomplete."""
 
         self._selections = [
             Selection(world, exact) for claim in claims for exact in exact_of(claim.requests)
@@ -48,7 +48,8 @@ class Profiles:
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
 
     def number(self, node: str, pools: Sequence[NodePool], budget: Budget) -> int:
-        """Return a number that is equal for nodes with equal profiles. Raises as :meth:`of`."""
+        """Return a number that is the same for nodes with equal profiles. Raises the same errors as
+        :meth:`of`."""
         stamp = max(map(self._world.stamp, pools), default=0)
         known = self.known.get(node)
         if known is None or known[0] is not pools or known[1] != stamp:
@@ -59,8 +60,8 @@ class Profiles:
         """
         Return the profile of a node with these pools.
 
-        Raises :class:`BudgetSpentError`, and :class:`NotEvaluatedError` where a selector has no
-        outcome.
+        Raises :class:`BudgetSpentError`, and :class:`NotEvaluatedError` if a selector has no
+        result.
         """
         slices = [of for pool in pools for of in pool.slices]
         one_by_one = 1 + len(self._attributes)
@@ -73,7 +74,7 @@ class Profiles:
             [
                 self._pool(pool, values, names)
                 for pool in pools
-                # Slices with counters concern all nodes, but most have no device of the pool.
+                # Slices with counters affect all nodes, but most nodes have no device of the pool.
                 if pool.slices or self._counts_empty or pool.state is not PoolState.READY
             ]
         )
@@ -90,7 +91,7 @@ class Profiles:
             slices,
             names.setdefault(name, len(names)),  # the allocator knows counters by this name
             tuple(sorted(pool.counters.items())),
-            # Devices of other nodes consume the same counters: no other pool is like it.
+            # Devices of other nodes consume the same counters, so no other pool equals it.
             name if pool.elsewhere else None,
         )
 
@@ -105,7 +106,7 @@ class Profiles:
                 errors |= 1 << index
             outcomes.append((selected.matches, errors))
             relevant |= selected.matches | errors
-        if devices.consumes:  # what is held of a pool counts, whether it is selected or not
+        if devices.consumes:  # all held devices of a pool matter, whether selected or not
             relevant = (1 << len(devices)) - 1
         return (
             tuple(outcomes),
@@ -124,7 +125,7 @@ class Profiles:
         )
 
     def _state(self, of: SliceFacts, relevant: int) -> Iterator[Hashable]:
-        """Return what claims and taints make of the devices."""
+        """Return how claims and taints affect the devices."""
         world = self._world
         if self._all_free:
             return
@@ -149,7 +150,7 @@ class Profiles:
             for name in self._attributes:
                 value = device.attribute(name, of.driver)
                 if isinstance(value, ListValue):
-                    yield value  # lists can be equal in part
+                    yield value  # lists can be partly equal
                     continue
                 key = (name, type(value), value)
                 yield type(value), values.setdefault(key, len(values))

@@ -1,13 +1,14 @@
 """
-From raw objects to the facts of :mod:`.model`: those of ``resource.k8s.io``, and of the core API
-(``v1``) pods, nodes, namespaces and quotas, as far as claims and devices depend on them.
+Projects raw objects to the facts of :mod:`.model`: objects of ``resource.k8s.io``, and the parts of
+pods, nodes, namespaces and quotas (core ``v1``) on which claims and devices depend.
 
-Fields that the facts do not need are ignored; absent, null and empty are the same. What a tenant
-can make large has a limit for each object: beyond it, the object exists without that content.
-Strings that repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept
-once, and so is what devices that are alike have in common: capacities, counters, taints.
+Fields that the facts do not need are ignored. Absent, null and empty are the same. Content that a
+tenant can make large has a limit for each object. Beyond the limit, the object is projected without
+that content. Strings that repeat in thousands of objects (names of drivers, pools, classes,
+attributes) are stored once, and so are the values that similar devices have in common: capacities,
+counters, taints.
 
-It must not know clients, or what is done with the facts.
+Does not depend on clients, or on the use of the facts.
 """
 
 from __future__ import annotations
@@ -76,34 +77,35 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""Bytes of a selector; one that tests a dozen attributes has fewer. A character of four bytes makes
-each character of a text take four."""
+"""The size limit of a selector. A selector that tests a dozen attributes is smaller. One character
+of four bytes makes each character of a string take four."""
 
 MAX_CONTENT = 64 * 2**10
-"""Bytes of JSON of a claim's requests and constraints, of a class's selectors, and of a pod's rules
-for nodes and its resources. Each can take 25 bytes after parsing (``{},{},...``)."""
+"""The size limit, as JSON, of a claim's requests and constraints, of a class's selectors, and of a
+pod's scheduling rules and resources. Each byte can take 25 bytes after parsing (``{},{},...``)."""
 
 MAX_SHARED = 2**10
-"""Bytes of JSON of content that is cached: larger content would stay in memory after its object."""
+"""The size limit, as JSON, of cached content: larger content would stay in memory after its
+object."""
 
 MAX_NAMES = 16
-"""Finalizers, and scheduling gates, that are kept of an object: sentences name them, and most
-objects have one."""
+"""The limit of an object's finalizers and scheduling gates that are kept. Sentences name them, and
+most objects have one."""
 
 MAX_CONTAINERS = 3
-"""Containers of a pod whose problems are kept."""
+"""The number of containers of a pod whose problems are kept."""
 
 MAX_MESSAGE = 768
-"""Characters of a message of the kubelet or runtime: the cause is at the end of what containerd and
-runc report."""
+"""The length limit of a message of the kubelet or runtime. In the messages of containerd and runc,
+the cause is at the end."""
 
 MAX_POD_CLAIMS = 32
-"""Claims of a pod; the API has no limit, and each takes 0.5 KiB."""
+"""The limit of a pod's claims. The API has no limit, and each takes 0.5 KiB."""
 
 _EVERYWHERE = Place(every=True)
 
 FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
-"""The annotation of claims that the scheduler makes for extended resources."""
+"""The annotation of claims that the scheduler creates for extended resources."""
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def finalizers(metadata: Object) -> tuple[str, ...]:
 
 
 def _controller(metadata: Object) -> Object:
-    """Return the reference to the object that controls another; empty if there is none."""
+    """Return the reference to the owner that controls an object. Empty if there is none."""
     owners = children(metadata, "ownerReferences")
     return next((each for each in owners if each.get("controller")), _NOBODY)
 
@@ -161,7 +163,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         for result, facts in zip(results, allocated, strict=True)
         if not result.get("adminAccess")
     ]
-    # A pod is named twice, and its name and UID are kept once.
+    # A pod is named twice, but its name and UID are stored once.
     of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))}
     consumers = tuple(
         [
@@ -201,8 +203,8 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
 
 
 def _nodes(selector: Object) -> NodeSelector | str | None:
-    """Return the name of a node if a selector selects only that node, by name, as the allocator
-    writes it; otherwise the selector."""
+    """Return the name of a node if a selector selects only that node by name, in the form that the
+    allocator writes. Otherwise, return the selector."""
     match selector:
         case {
             "nodeSelectorTerms": [
@@ -287,7 +289,7 @@ _SLICE_FIELDS = frozenset(
     (
         *("driver", "pool", "nodeName", "nodeSelector", "allNodes", "devices"),
         *("perDeviceNodeSelection", "sharedCounters"),
-        "partitionTypeAttribute",  # it changes no verdict
+        "partitionTypeAttribute",  # it does not change a verdict
     )
 )
 _DEVICE_FIELDS = frozenset(
@@ -325,7 +327,7 @@ def _extra(body: Object, known: frozenset[str]) -> bytes:
 
 
 def _place(body: Object) -> Place | None:
-    """Read which nodes a slice or a device is for; None if there is no such field."""
+    """Read the nodes that a slice or a device is for. Return None if there is no such field."""
     if node := text(body, "nodeName"):
         return Place(node=intern(node))
     if body.get("allNodes"):
@@ -336,7 +338,7 @@ def _place(body: Object) -> Place | None:
 
 
 def _json_bytes(*parts: object) -> int:
-    """Return the size of parsed JSON as the API server writes it."""
+    """Return the size of parsed JSON in the form that the API server writes."""
     return len(orjson.dumps(parts))
 
 
@@ -351,7 +353,7 @@ def _constraint(body: Object) -> Constraint:
 
 
 def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
-    """Read requests and constraints; not the content of those that are too large."""
+    """Read requests and constraints, without the content of those that are too large."""
     devices = child(spec, "devices")
     bodies, constraints = children(devices, "requests"), children(devices, "constraints")
     content = orjson.dumps((bodies, constraints))
@@ -365,7 +367,7 @@ def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]
 
 @lru_cache(maxsize=1024)
 def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
-    """Read requests and constraints; most claims have those of many others."""
+    """Read requests and constraints. Most claims have the same ones as many others."""
     bodies, constraints = orjson.loads(content)
     return tuple(map(_request, bodies)), tuple(map(_constraint, constraints))
 
@@ -399,7 +401,7 @@ def _exact(name: str, body: Object) -> Request:
 _UNREAD = {"name": "", "allocationMode": "that cannot be read"}
 
 UNREAD_CLAIM: Object = {"devices": {"requests": [{**_UNREAD, "exactly": _UNREAD}]}}
-"""The spec of a claim that cannot be read, in each version: no answer about it is certain."""
+"""The spec of a claim that cannot be read, in each version. No result about it is certain."""
 
 
 def _unsupported(body: Object) -> str:
@@ -430,7 +432,7 @@ def _selectors(body: Object) -> tuple[str, ...]:
 
 
 def _kept(expression: str) -> str:
-    """Return an expression, or the empty one if it is too large: its outcome is unknown."""
+    """Return an expression, or the empty one if it is too large, so that its result is unknown."""
     return intern(expression) if len(expression.encode()) <= MAX_EXPRESSION else ""
 
 
@@ -468,7 +470,7 @@ def _kind(
     unusual: bool,
     extra: bool,
 ) -> DeviceKind:
-    """Return the kind of all devices that are alike; it is found by what is cheap to compare."""
+    """Return the shared kind of all similar devices. The parameters are cheap to compare."""
     found = orjson.loads(capacity or b"{}")
     return once(
         DeviceKind(
@@ -506,7 +508,7 @@ def _consumes(device: Object) -> tuple[CounterSetFacts, ...]:
 
 @lru_cache(maxsize=1024)
 def once(facts: Shared) -> Shared:
-    """Return the first of all equal facts: devices of a kind share them."""
+    """Return the first of all equal facts, because devices of a kind share them."""
     return facts
 
 
@@ -630,7 +632,7 @@ _STARTS = ("", "ContainerCreating", "PodInitializing")
 """Reasons of containers that wait for their turn."""
 
 _OF_RUNTIME = ("ContainerCannotRun", "StartError")
-"""Reasons of containers that ended before they ran: their messages are the runtime's."""
+"""Reasons of containers that ended before they ran. Their messages come from the runtime."""
 
 
 def _message(of: Object) -> str:
@@ -758,7 +760,7 @@ def project_namespace(body: Object) -> NamespaceFacts:
 
 
 def project_quota(body: Object) -> QuotaFacts:
-    """Project a ResourceQuota: what it says about claims. One with scopes does not count them."""
+    """Project the limits of a ResourceQuota for claims. Quotas with scopes do not count claims."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
     hard, used = (

@@ -1,7 +1,7 @@
 """
-Tables of bounded size: what was used last stays.
+Tables of bounded size, which keep the last used entries.
 
-It must not know what is in them.
+Does not depend on their content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 def keep(table: dict[Key, Value], key: Key, value: Value, *, limit: int) -> None:
-    """Make an entry the one that was used last, and drop the first if there are too many."""
+    """Mark an entry as the last used, and drop the first if there are too many."""
     table.pop(key, None)
     table[key] = value
     if len(table) > limit:

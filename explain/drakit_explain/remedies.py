@@ -1,12 +1,12 @@
 """
-Single changes that would let a pod fit, proven by the allocator with one fact replaced.
+Single changes with which a pod would fit. The allocator proves each one with one fact replaced.
 
 Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
 selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
-named only if the allocator then allocates. There is a budget for all of them, so a remedy may be
-missing, but none is wrong.
+named only if the allocator then allocates. All of them share a budget, so a remedy may be missing,
+but none is wrong.
 
-Why the pod does not fit is found in :mod:`.shortage`. Does not depend on clients or clocks.
+:mod:`.shortage` finds the reason why the pod does not fit. Does not depend on clients or clocks.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ from drakit_explain.wording import named_holder, shown
 from drakit_explain.world import Name, Selection, World
 
 MAX_NODES = 3
-"""Nodes on which one kind of change is tried."""
+"""The number of nodes on which one kind of change is tried."""
 
 MAX_CHANGES = 8
-"""Changes of one kind that are tried on a node, such as holders whose claim is gone."""
+"""The number of changes of one kind that are tried on a node, such as holders whose claim is
+gone."""
 
 MAX_REMEDIES = 3
 
 MAX_PLANNED = 4
-"""Questions that are planned at a time: no change is asked about after the first that helps."""
+"""The number of queries that are planned at a time. No change is tried after the first that
+helps."""
 
 _STEPS_PER_CHANGE = 10
 _STEPS_PER_HOLDER = 3
-"""Steps of a device with taints, counters or shares, whose holder is found."""
+"""Steps for finding the holder of a device with taints, counters or shares."""
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -63,7 +65,7 @@ class _Change(NamedTuple):
     """The condition on the node, for a sentence with "if"."""
 
     claims: Sequence[AskedClaim] | None = None
-    """Those of the pod with the change; None if they are as they are."""
+    """The claims of the pod with the change. None if they are unchanged."""
 
     facts: Changes = NO_CHANGES
 
@@ -72,9 +74,9 @@ def proven_remedies(
     trial: Trial, *, reader: str | None, usable_after: Callable[[str], bool]
 ) -> str:
     """
-    Return a clause with the changes of which one is enough; empty if none is proven.
+    Return a clause with changes, each of which is enough. Empty if none is proven.
 
-    :param reader: the namespace outside of which holders stay unnamed; None names all.
+    :param reader: the namespace outside of which holders are not named. None names all.
     :param usable_after: whether the pod could use a node if the reason against it were resolved.
 
     Raises :class:`NotAnsweredError`.
@@ -102,7 +104,7 @@ def proven_remedies(
         except (NotEvaluatedError, ValueError):
             continue  # a change reaches devices or selectors that cannot be evaluated
         except BudgetSpentError:
-            trial.verdicts.check()  # what is planned takes no steps the next time
+            trial.verdicts.check()  # planned queries take no steps the next time
             break
         if remedy is not None:
             found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
@@ -128,7 +130,7 @@ class _Remedies:
         self._nodes = self._best_nodes()
 
     def _best_nodes(self) -> list[str]:
-        """Return the usable nodes that lack the least: by devices that match, then free ones."""
+        """Return the usable nodes that lack the least: by matching devices, then by free ones."""
         matching: dict[str, float] = {}
         free: dict[str, int] = {}
         for request in self._trial.requests():
@@ -151,8 +153,8 @@ class _Remedies:
         )
 
     def _nodes_with(self, enough: Callable[[Tally, Request], bool]) -> list[str]:
-        """Return the nodes on which a kind of change leaves enough devices, by the counts: the
-        allocator searches longest where they are not enough."""
+        """Return the nodes on which a kind of change leaves enough devices, according to the
+        counts. Where they are not enough, the allocator searches longest."""
         requests = [exact_of([each]) for each in self._trial.requests()]
         return [
             name
@@ -215,13 +217,13 @@ class _Remedies:
     def _holders(
         self, of: SliceFacts, pool: NodePool, selection: Selection
     ) -> dict[str, ClaimFacts]:
-        """Return the claims of which one may have to release something in a slice, by UID."""
+        """Return the claims that may have to release something in a slice, by UID."""
         world, matches = self._world, selection.of(of).matches
         one_by_one = of.by_device or world.has_shares
         self._trial.budget.spend(1 + _STEPS_PER_HOLDER * (len(of.devices) if one_by_one else 0))
         if of.by_device:
             matches = sum(1 << index for index in bits(matches) if pool.reaches(of, index))
-        # What claims take of a pool's counters counts, whether it is selected or not.
+        # The counters that claims consume matter, whether the devices are selected or not.
         held = world.allocated_in(of) & (-1 if of.devices.consumes else matches)
         found = dict(world.holders_in(of, held))
         for index in bits(matches) if world.has_shares else ():
@@ -290,7 +292,7 @@ class _Remedies:
                     yield _Change(node, clause, claims)
 
     def _most(self, node: str, at: Position, exact: Request) -> int:
-        """Return the highest count with which a request would fit; 0 if there is none."""
+        """Return the highest count with which a request would fit. 0 if there is none."""
         least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
         most = min(most, self._tally(node, exact).free)
         while least < most:
@@ -321,7 +323,7 @@ class _Remedies:
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
             for owner, expression, number in analysis.rejected:
-                # A class belongs to an admin, and says which devices its users may have.
+                # A class belongs to an admin, and decides which devices its users may have.
                 if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
@@ -332,7 +334,7 @@ class _Remedies:
                     yield _Change(node, f"{self._request(at, name)} had {which}", claims)
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
-        """Return the usable nodes with the most devices once an expression is dropped."""
+        """Return the usable nodes with the most devices if an expression is dropped."""
         counts: dict[str, int] = {}
         reachable = self._world.reachable()
         self._trial.budget.spend(3 * len(reachable))
@@ -364,11 +366,11 @@ def replaced_device(
     gone: Iterable[DeviceID], requests: Sequence[Request], node: str, world: World
 ) -> str:
     """
-    Return the device that a new pod gets in place of one that is gone, and how, as a clause.
+    Return the device that a new pod gets instead of a missing one, and how, as a clause.
 
-    :param gone: devices of the pod that are gone, and still published.
-    :param requests: those of the new pod.
-    :param node: where the new pod fits.
+    :param gone: devices of the pod that are gone, but still published.
+    :param requests: the requests of the new pod.
+    :param node: the node where the new pod fits.
     """
     for device in gone:
         for exact in exact_of(requests):
@@ -396,7 +398,8 @@ def _selected_device(device: DeviceID, selection: Selection, world: World) -> De
 
 
 def _free(driver: str, exact: Request, selection: Selection, node: str, world: World) -> str | None:
-    """Return a free device of a driver on a node that a request selects; none that is shared."""
+    """Return a free device of a driver on a node that a request selects. Shared devices are
+    excluded."""
     for pool in world.pools_of_node(world.views()[node]):
         for of in pool.slices if pool.identity.driver == driver else ():
             for index in bits(selection.of(of).matches & ~world.allocated_in(of)):

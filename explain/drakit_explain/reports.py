@@ -1,11 +1,12 @@
 """
-What drakit's own resources say about devices: NodeDeviceReports, HostDevicePolicies, DeviceDrivers
-and DeviceMaintenances, from raw objects to facts, and the facts that explanations quote.
+The facts about devices in drakit's own resources: NodeDeviceReports, HostDevicePolicies,
+DeviceDrivers and DeviceMaintenances. The module projects raw objects to facts, and has the facts
+that explanations quote.
 
-Only the node plugin of a node knows the words of a driver, and whether the kubelet has registered
-it. Without a report, nothing is certain about either.
+Only the node plugin of a node knows the messages of a driver, and whether the kubelet has
+registered the driver. Without a report, nothing is certain about either.
 
-It must not know clients, or the sentences that quote it.
+Does not depend on clients, or on the sentences that quote the facts.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ STOPPED = "drakit.dev/stopped"
 """The taint of the devices of a driver that has stopped."""
 
 GONE = "drakit.dev/gone"
-"""The taint of a device that its driver does not list any more, while a claim holds it."""
+"""The taint of a device that its driver no longer lists, while a claim holds it."""
 
 MAX_UNHEALTHY = 20
-"""Unhealthy devices of a report: the limit of its definition."""
+"""The limit of unhealthy devices in a report, which is the limit in the CRD."""
 
 MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
 """The label of objects that the operator creates, and its value."""
 
 MAINTENANCE = "drakit.dev/maintenance"
-"""The taint of devices in maintenance, by a DeviceTaintRule or by the node plugin."""
+"""The taint of devices in maintenance, set by a DeviceTaintRule or by the node plugin."""
 
 UNAVAILABLE = "drakit.dev/plugin-unavailable"
-"""The taint of devices whose plugin is unavailable, by a DeviceTaintRule of a DeviceDriver."""
+"""The taint of devices whose plugin is unavailable, set by a DeviceTaintRule of a DeviceDriver."""
 
 OUTDATED = "Outdated"
 """The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
@@ -179,7 +180,7 @@ def project_report(body: Object) -> ReportFacts:
 
 
 _FAULTS = ("Invalid", "Refused")
-"""Reasons of rejected devices that are nobody's intention."""
+"""Reasons of rejected devices that nobody intends."""
 
 
 def _rejected(body: Object) -> str:
@@ -187,7 +188,7 @@ def _rejected(body: Object) -> str:
 
 
 def _seconds(time: str) -> float:
-    # The API server also accepts lower-case letters.
+    # The API server also accepts lowercase letters.
     return datetime.fromisoformat(time.upper()).timestamp() if time else 0.0
 
 
@@ -219,7 +220,7 @@ def _outcome(body: Object, devices: Sequence[Object]) -> PolicyReport:
     )
 
 
-# ---------------------------------------------------------------- what reports say
+# ---------------------------------------------------------------- the content of reports
 
 
 def report_of(driver: str, node: str, world: World) -> ReportFacts | None:
@@ -228,16 +229,17 @@ def report_of(driver: str, node: str, world: World) -> ReportFacts | None:
 
 
 def not_registered(driver: str, node: str, world: World) -> str:
-    """Return the state of a driver that the kubelet has not registered; else nothing is certain."""
+    """Return the state of a driver that the kubelet has not registered. Otherwise, nothing is
+    certain."""
     report = report_of(driver, node, world)
     return report.registration if report is not None else ""
 
 
 def words_of(device: DeviceID, world: World) -> str | None:
     """
-    Return the words with which a driver reports a device as unhealthy, which may be empty.
+    Return the message with which a driver reports a device as unhealthy, which may be empty.
 
-    None if the report of its node does not have it, or not yet; the empty string if there is no
+    None if the report of its node does not have it, or not yet. The empty string if there is no
     report to wait for.
     """
     report = report_of_device(device, world)
@@ -254,7 +256,7 @@ def words_of(device: DeviceID, world: World) -> str | None:
 
 
 def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
-    """Return the words about unhealthy devices, each with the names of its devices."""
+    """Return the messages about unhealthy devices, each with the names of its devices."""
     names: dict[str, list[str]] = {}
     for each in devices:
         if said := words_of(each, world):
@@ -271,8 +273,8 @@ def report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
 
 
 def dropped_fields(drivers: Collection[str], features: Collection[str], world: World) -> str:
-    """Return what the API server does with devices of these drivers, as a clause, if it drops one
-    of these features; empty if none is known to be dropped."""
+    """Return how the API server changes devices of these drivers, as a clause, if it drops one of
+    these features. Empty if none is known to be dropped."""
     for report in sorted(world.of(ReportFacts).values(), key=lambda each: each.name):
         for each in report.dropped:
             if report.driver in drivers and each.feature in features:
@@ -291,14 +293,14 @@ def policy_selector(policy: str) -> str:
 # ---------------------------------------------------------------- shares of a policy
 
 _SHARE = re.compile(r"-(\d{1,4})$")
-"""The number of a share, the last part of its name. Eight digits can be a hash."""
+"""The number of a share, at the end of its name. Eight digits can be a hash."""
 
 
 def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
     Return that a HostDevicePolicy does not offer a share of a device, as a clause.
 
-    Empty if that is uncertain: without the number of shares, the end of a name can be a part of the
+    Empty if that is uncertain: without the number of shares, the end of a name can be part of the
     identity, and a node may not have applied the policy yet.
 
     :param policy: the device's attribute ``policy``.
@@ -323,7 +325,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
 
 
 def policy_of_class(name: str, world: World) -> str:
-    """Return the HostDevicePolicy that controls a DeviceClass; empty if none does."""
+    """Return the HostDevicePolicy that controls a DeviceClass. Empty if none does."""
     found = world.device_class(name)
     policies = world.of(PolicyFacts).values() if found is not None and found.owner else ()
     return next((each.name for each in policies if found and each.uid == found.owner), "")

@@ -1,11 +1,12 @@
 """
-The devices that selectors select, evaluated once for all devices that are alike to an expression.
+The devices that selectors select, evaluated once for all devices that are the same for an
+expression.
 
-An evaluator (:class:`Selectors`) evaluates CEL; this module decides what must be evaluated and
-keeps the outcomes: by expression and slice, as a bit for each device. A device that differs only in
-what an expression does not read has the same outcome.
+An evaluator (:class:`Selectors`) evaluates CEL. This module decides what must be evaluated, and
+stores the results: by expression and slice, as a bit for each device. If two devices differ only in
+fields that an expression does not read, they have the same result.
 
-It must not know how CEL is evaluated, claims, or allocations.
+Does not depend on the evaluation of CEL, claims, or allocations.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from drakit_explain.devices import (
 from drakit_explain.model import SliceFacts
 
 MAX_EXPRESSIONS = 512
-"""Different expressions whose outcomes are kept: each takes 0.3 MiB with 5,000 slices. Of the owner
-with the most, the least recently used goes first, so that one tenant cannot displace the others."""
+"""The limit of distinct expressions with stored results. Each takes 0.3 MiB with 5,000 slices. The
+least recently used expression of the owner with the most is dropped first, so that one tenant
+cannot displace the others."""
 
 MAX_OF_OWNER = 128
-"""Different expressions of one namespace whose outcomes are kept."""
+"""The limit of distinct expressions of one namespace with stored results."""
 
 MAX_ALIKE = 1_000
-"""Outcomes by device, and by former slice, that are kept for one expression. An expression that
-reads a unique attribute has more: of its outcomes, only those by slice are kept."""
+"""The limit of results by device, and by former slice, that are stored for one expression. An
+expression that reads a unique attribute has more. Only its results by slice are stored."""
 
 THE_REQUEST = "the request"
-"""The owner of a selector that is not of a class."""
+"""The owner of a selector that does not belong to a class."""
 
 OWN_SELECTOR = "its selector"
-"""Names a selector of the request that a sentence is about."""
+"""The name of a request's selector in a sentence about the request."""
 
 SELECTOR_SECONDS = 2.0
-"""Longest wait for an answer about one selector, of which the evaluator gives up after 1 s."""
+"""The longest wait for a result of one selector. The evaluator gives up on a selector after 1 s."""
 
 BATCH = 2_000
-"""Devices in one call of an evaluator, and those of one more slice."""
+"""The number of devices in one call of an evaluator, plus those of one more slice."""
 
 
 _ONE_DRIVER = re.compile(
@@ -64,14 +66,14 @@ def selector_of(owner: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reads:
-    """The facts that determine the outcome of an expression, besides the driver."""
+    """The facts that determine the result of an expression, in addition to the driver."""
 
     error: str = ""
-    """Why the expression does not compile; then it selects nothing, and no request can use it."""
+    """Why the expression does not compile. It then selects nothing, and no request can use it."""
 
     everything: bool = False
     attributes: frozenset[str] = frozenset()
-    """Full names, ``domain/identifier``; ``domain/*`` means all of a domain."""
+    """Full names, ``domain/identifier``. ``domain/*`` means all of a domain."""
 
     capacity: frozenset[str] = frozenset()
     shareable: bool = False
@@ -79,7 +81,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome for one device: selected or not, or the evaluator's error."""
+    """The result for one device: whether it is selected, or the evaluator's error."""
 
     selected: bool = False
     error: str = ""
@@ -87,16 +89,18 @@ class Outcome:
     """Why this evaluator cannot evaluate the expression for the device."""
 
     expensive: bool = False
-    """Whether that is because it takes too much time, which holds for other devices as well."""
+    """Whether the reason is that it takes too much time, which applies to other devices as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureGates:
     """
-    Feature gates of Kubernetes that change what a selector means. Unknown gates count as on.
+    Feature gates of Kubernetes that change the meaning of a selector. Unknown gates are treated as
+    enabled.
 
-    The API server rejects an expression that does not compile with its own gates. So a gate that
-    is on here and off in the cluster changes the outcome only for objects from before it was off.
+    The API server rejects an expression that does not compile with its own gates. Therefore, a gate
+    that is enabled here and disabled in the cluster changes the result only for objects from before
+    it was disabled.
     """
 
     consumable_capacity: bool = True
@@ -107,8 +111,8 @@ class FeatureGates:
 
 
 class Selectors(Protocol):
-    """Evaluates selectors; devices have the JSON fields of the API and ``driver``. ``seconds`` is
-    the longest wait for an answer."""
+    """Evaluates selectors. Devices have the JSON fields of the API and ``driver``. ``seconds`` is
+    the longest wait for a result."""
 
     def use(self, gates: FeatureGates) -> None: ...
     def reads(
@@ -126,7 +130,7 @@ class Selectors(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """The outcomes of one expression for the devices of a slice."""
+    """The results of one expression for the devices of a slice."""
 
     matches: int = 0
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -135,7 +139,7 @@ class Evaluated:
 
 class _Profile(NamedTuple):
     """
-    The facts that determine the outcomes for all devices of a slice.
+    The facts that determine the results for all devices of a slice.
 
     Kinds and columns are compared by identity: equal ones usually are one object, and their hash
     costs more than the rest.
@@ -148,38 +152,38 @@ class _Profile(NamedTuple):
 
 @dataclass(slots=True)
 class _Question:
-    """The slices of one profile whose outcomes are to be found."""
+    """The slices of one profile whose results are to be found."""
 
     slices: list[SliceFacts]
     devices: list[Outcome | int]
-    """For each device: its outcome, or the number of the device that is evaluated."""
+    """For each device: its result, or the number of the device that is evaluated."""
 
 
 @dataclass(slots=True)
 class Evaluations:
-    """The next evaluations of an expression: one device stands for all that are alike."""
+    """The next evaluations of an expression. One device stands for all that are the same."""
 
     expression: str
     devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
-    """Empty if all outcomes are known from other slices."""
+    """Empty if all results are known from other slices."""
 
     numbers: dict[object, int] = field(default_factory=dict[object, int])
-    """The number of a device, by what its outcome depends on."""
+    """The number of a device, by the facts that determine its result."""
 
     questions: dict[_Profile, _Question] = field(default_factory=dict["_Profile", "_Question"])
 
 
 class _Positions(NamedTuple):
-    """The places of the values that an expression reads, for a kind of device."""
+    """The positions of the values that an expression reads, for a kind of device."""
 
     kind: DeviceKind
-    """Kept alive: it is found by its identity."""
+    """Kept alive, because it is found by its identity."""
 
     values: Sequence[int]
     """Indexes of attributes."""
 
     fixed: object
-    """Further facts that determine the outcome: the same for all devices of the kind."""
+    """Further facts that determine the result, which are the same for all devices of the kind."""
 
     capacity: Sequence[CapacityFacts]
 
@@ -189,7 +193,7 @@ class _Expression:
     reads: Reads
     owner: str = ""
     driver: str | None = None
-    """The only driver whose devices it can select; None if unknown."""
+    """The only driver whose devices the expression can select. None if unknown."""
 
     outcomes: dict[object, Outcome] = field(default_factory=dict[object, Outcome])
     positions: dict[tuple[str, int], _Positions] = field(
@@ -199,46 +203,46 @@ class _Expression:
     profiles: dict[_Profile, tuple[SliceFacts, Evaluated]] = field(
         default_factory=dict["_Profile", "tuple[SliceFacts, Evaluated]"]
     )
-    """A slice of the profile keeps the objects alive that the profile identifies."""
+    """The slice of each profile keeps the objects alive that the profile identifies."""
 
     complete: object = None
-    """The version of the slices of which all outcomes are known."""
+    """The version of the slices for which all results are known."""
 
     expensive: Outcome | None = None
-    """The outcome for all further devices, because the evaluator has given up."""
+    """The result for all further devices, because the evaluator has given up."""
 
 
 _NOTHING = Evaluated()
 
 
 class SelectorIndex:
-    """Outcomes by expression and slice. Not for threads."""
+    """Results by expression and slice. Not thread-safe."""
 
     def __init__(self) -> None:
         self._expressions: dict[str, _Expression] = {}
-        """In the order of their use."""
+        """The expressions in the order of their last use."""
 
         self._owners: Counter[str] = Counter()
-        """How many of them each owner has."""
+        """How many expressions each owner has."""
 
         self._slices: dict[str, SliceFacts] = {}
         self._equal: dict[object, Evaluated] = {}
 
     def clear(self) -> None:
-        """Drop everything: expressions are evaluated by other rules from now on."""
+        """Drop everything, because other rules apply to the evaluation from now on."""
         self._expressions.clear()
         self._owners.clear()
         self._slices.clear()
 
     def unread(self, expressions: Iterable[str]) -> list[str]:
-        """Return the expressions of which it is not known what they read, or no longer."""
+        """Return the expressions for which the fields that they read are unknown, or dropped."""
         return [each for each in dict.fromkeys(expressions) if each not in self._expressions]
 
     def learn(self, reads: Mapping[str, Reads], *, owner: str = "") -> None:
         """
-        Keep what expressions read, and drop others if there are too many.
+        Store which fields expressions read, and drop others if there are too many.
 
-        :param owner: the namespace that needs them; the empty one has no limit of its own.
+        :param owner: the namespace that needs them. The empty one has no limit of its own.
         """
         for expression, each in reads.items():
             self._expressions[expression] = _Expression(each, owner, only_driver(expression))
@@ -260,10 +264,10 @@ class SelectorIndex:
         self, expression: str, slices: Collection[SliceFacts], *, version: object = None
     ) -> Evaluations | None:
         """
-        Return what must be evaluated next; None if all outcomes for these slices are known, or the
-        expression is not: it had no room.
+        Return the next evaluations. Return None if all results for these slices are known,
+        or if the expression is unknown because there was no room for it.
 
-        :param version: equal for equal slices; an expression is checked once for each.
+        :param version: the same value for equal slices. An expression is checked once for each.
         """
         entry = self._expressions.pop(expression, None)
         if entry is None:
@@ -289,7 +293,7 @@ class SelectorIndex:
         return None
 
     def store(self, needed: Evaluations, outcomes: Sequence[Outcome]) -> None:
-        """Keep the outcomes of evaluations, in their order."""
+        """Store the results of evaluations, in their order."""
         entry = self._expressions.get(needed.expression)
         if entry is None:
             return
@@ -302,16 +306,16 @@ class SelectorIndex:
                 if self._slices.get(of.name) is of:
                     entry.slices[of.name] = evaluated
         if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
-            entry.profiles.clear()  # most are those of former slices
+            entry.profiles.clear()  # most belong to former slices
         if outcomes and outcomes[-1].expensive:
             entry.expensive = outcomes[-1]
-        if len(outcomes) < MAX_ALIKE:  # else: the expression reads something unique
+        if len(outcomes) < MAX_ALIKE:  # otherwise, the expression reads something unique
             if len(entry.outcomes) > MAX_ALIKE:
                 entry.outcomes.clear()
             entry.outcomes.update(zip(needed.numbers, outcomes, strict=True))
 
     def forget(self, slices: Iterable[str]) -> None:
-        """Drop the outcomes for slices, by name: they have changed, or are deleted."""
+        """Drop the results for slices, by name, because they have changed or are deleted."""
         for name in slices:
             self._slices.pop(name, None)
             for entry in self._expressions.values():
@@ -322,7 +326,7 @@ class SelectorIndex:
         return self._expressions[expression].reads.error
 
     def evaluated(self, expression: str, of: SliceFacts) -> Evaluated:
-        """Return the outcomes for a slice; raise KeyError for what was not evaluated."""
+        """Return the results for a slice. Raises KeyError if they were not evaluated."""
         found = self._find(self._expressions[expression], of)
         if found is None:
             raise KeyError(expression)
@@ -342,7 +346,7 @@ class SelectorIndex:
         return found
 
     def _combined(self, outcomes: Sequence[Outcome]) -> Evaluated:
-        """Combine the outcomes for the devices of a slice; equal ones are one object."""
+        """Combine the results for the devices of a slice. Equal ones are one object."""
         matches, unknown = 0, ""
         errors: dict[int, str] = {}
         for index, outcome in enumerate(outcomes):
@@ -361,9 +365,10 @@ class SelectorIndex:
 
 def only_driver(expression: str) -> str | None:
     """
-    Return the driver without which an expression is false, whatever the device; None if unknown.
+    Return the driver without which an expression is false, whatever the device. None if unknown.
 
-    That is a conjunction that begins with a comparison of the driver, as most classes have it.
+    Such an expression is a conjunction that begins with a comparison of the driver, as in most
+    classes.
     """
     found = _ONE_DRIVER.match(expression)
     return found[2] if found else None
@@ -377,7 +382,7 @@ def evaluate(
     seconds: float = SELECTOR_SECONDS,
 ) -> list[Outcome]:
     """
-    Evaluate an expression for any number of devices; each batch may take ``seconds``.
+    Evaluate an expression for any number of devices. Each batch may take ``seconds``.
 
     If the evaluator gives up during a batch, the expression is too expensive for all further ones.
     """
@@ -395,7 +400,8 @@ def bring_up_to_date(
     expressions: Collection[str],
     slices: Collection[SliceFacts],
 ) -> None:
-    """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
+    """Evaluate the missing results of an index for these expressions and slices. This may take
+    seconds."""
     if unread := index.unread(expressions):
         index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
     for expression in dict.fromkeys(expressions):
@@ -412,7 +418,7 @@ def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
 
 
 def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[Outcome | int]:
-    """Return the outcome of each device of a slice, or its number in the evaluations."""
+    """Return the result of each device of a slice, or its number in the evaluations."""
     found: list[Outcome | int] = [0] * len(of.devices)
     for kind, mask, columns in of.devices.groups:
         positions = _positions_of(entry, of.driver, kind)
@@ -442,7 +448,7 @@ def _positions_of(entry: _Expression, driver: str, kind: DeviceKind) -> _Positio
 
 
 def _typed(values: Sequence[object]) -> tuple[object, ...]:
-    """Keep 1, true and "1.0.0" the version apart: they are equal to Python."""
+    """Keep 1, true and "1.0.0" as a version apart, because some are equal in Python."""
     return tuple(
         [value if type(value) is str else (type(value).__name__, value) for value in values]
     )
@@ -472,7 +478,8 @@ def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
 def _body(
     positions: _Positions, driver: str, values: Sequence[AttributeFact | None]
 ) -> dict[str, Any]:
-    """Write what an expression reads of a device as the API does, and its driver."""
+    """Write the fields of a device that an expression reads in the form of the API, and the
+    device's driver."""
     kind = positions.kind
     return {
         "driver": driver,
@@ -486,7 +493,7 @@ def _body(
 
 
 def attribute_body(value: object) -> dict[str, object]:
-    """Write the value of an attribute as the API does."""
+    """Write the value of an attribute in the form of the API."""
     match value:
         case bool():
             return {"bool": value}

@@ -1,11 +1,12 @@
 """
-Why no node has devices for the claims of a pod: one finding for each cause, with its remedy.
+Explains why no node has devices for the claims of a pod: one finding for each cause, with its
+remedy.
 
-A cause is a selector that fails, a pool that is invalid, a request with too few devices, a
-constraint, or requests that need the same devices. :mod:`.availability` counts the devices, and
-:mod:`.wording` has the phrases.
+A cause is a selector that fails, an invalid pool, a request with too few devices, a constraint, or
+requests that need the same devices. :mod:`.availability` counts the devices, and :mod:`.wording`
+has the phrases.
 
-It must not know how claims are found, or who reads the findings.
+Does not depend on the source of claims, or on the readers of the findings.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ STEPS_PER_CAUSE = 50
 """Steps of the sentence about one request."""
 
 MAX_NAMED = 3
-"""Pools that are named, and nodes about which the allocator is asked for a cause."""
+"""The number of pools that are named, and of nodes for which the allocator is queried about a
+cause."""
 
 _LOST = ("ListAttributes", "Other")
 """Features of devices that are published without some attributes."""
@@ -48,7 +50,7 @@ _MISSING_KEY = re.compile(r"no such key: (\S+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestReport:
-    """One request, or alternative, and its devices."""
+    """A request, or an alternative, and its devices."""
 
     name: str
     """``request`` or ``request/subrequest``."""
@@ -66,11 +68,11 @@ def findings_of_shortage(
     preempting: bool = False,
 ) -> list[Finding]:
     """
-    Return why a pod fits on no node.
+    Return why a pod does not fit on any node.
 
     :param reports: the devices of each exact request, by the origin of its claim.
-    :param judged: the answers of the nodes, none of which fits.
-    :param reader: the namespace outside of which holders stay unnamed; None names all.
+    :param judged: the results of the nodes, none of which fits.
+    :param reader: the namespace outside of which holders are not named. None names all.
     :param preempting: the priority of the pod lets it preempt others, but not for devices.
     """
     answers = judged.answers
@@ -119,7 +121,7 @@ def findings_of_shortage(
             else each
             for each in findings
         ]
-    # What is not about one claim keeps all of them from being allocated.
+    # A finding that does not concern one claim prevents the allocation of all of them.
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     if not trial.world.not_ready():
@@ -130,7 +132,8 @@ def findings_of_shortage(
 
 
 def _beside_incomplete(finding: Finding, note: str) -> Finding:
-    """Return a finding that may end when pools are complete: drivers need a moment for that."""
+    """Return a finding that may end when pools are complete, because drivers need a moment for
+    that."""
     return replace(
         finding,
         what=f"{finding.what} ({note})",
@@ -203,7 +206,7 @@ def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = ""
 
 
 def _and_more(number: int) -> str:
-    """Count the nodes beside the one that is named."""
+    """Count the nodes in addition to the one that is named."""
     if number < 2:
         return ""
     return f" (and {number - 1} more node{'s' if number > 2 else ''})"
@@ -218,12 +221,12 @@ gates of the scheduler."""
 
 
 _GAVE_UP = 'running "DynamicResources" filter plugin'
-"""The scheduler's message about an error that concerns all nodes (``RunFilterPlugins`` in
+"""The scheduler's message about an error that affects all nodes (``RunFilterPlugins`` in
 ``pkg/scheduler/framework/runtime/framework.go``)."""
 
 
 def is_given_up(pod: PodFacts) -> bool:
-    """Return whether the scheduler says that it gave up the pod because of an error."""
+    """Return whether the scheduler reports that it gave up the pod because of an error."""
     return _GAVE_UP in pod.scheduling_message
 
 
@@ -269,7 +272,7 @@ def _of_selector(failure: str, device: DeviceID, effect: str, trial: Trial) -> F
 
 
 _NOT_COMPILED = " does not compile: "
-"""The part of a failure for which no device matters."""
+"""The part of a failure that does not depend on a device."""
 
 
 def with_device(failure: str, device: DeviceID) -> str:
@@ -286,9 +289,9 @@ def advice_on_failure(
     failure: str, identity: DeviceID, texts: Collection[str], world: World
 ) -> str:
     """
-    Return the advice for a selector that fails: spelling first, because a guard hides a typo.
+    Return the advice for a selector that fails. Spelling comes first, because a guard hides a typo.
 
-    :param texts: the selectors, of which one fails.
+    :param texts: the selectors, one of which fails.
     """
     driver, _, name = identity
     if (found := _OF_CLASS.search(failure)) and (policy := policy_of_class(found[1], world)):
@@ -362,7 +365,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
 def counted_shortage(
     trial: Trial, reports: Mapping[str, Sequence[RequestReport]], *, reader: str | None
 ) -> list[str]:
-    """Return what the numbers of devices say where the allocator has no answer."""
+    """Return the findings of the counts where the allocator has no result."""
     try:
         return [
             f"according to drakit's own counts, {found.what}"
@@ -370,7 +373,7 @@ def counted_shortage(
             for request in each.requests
             for found in _short(trial, each, request, reports[each.origin], reader)
         ]
-    except (BudgetSpentError, KeyError):  # the latter: the budget was spent before
+    except (BudgetSpentError, KeyError):  # KeyError: the budget was used up before
         return []
 
 
@@ -381,14 +384,14 @@ def _short(
     reports: Sequence[RequestReport],
     reader: str | None,
 ) -> list[Finding]:
-    """Return why a request alone has too few devices on every node; empty if it has enough."""
+    """Return why a request by itself has too few devices on every node. Empty if it has enough."""
     if any(trial.is_usable(node) for node in trial.able(request)):
         return []
     names = dict(exact_requests(request))
     trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
     findings: list[Finding] = []
     for each in reports:
-        # Where a selector fails, it is unknown whether it would select the device.
+        # If a selector fails, it is unknown whether it would select the device.
         if each.name in names and not (each.analysis.errors and not each.analysis.matching):
             found = _too_few(wanted.origin, each, reader, trial)
             cause = cause_of_class(each.analysis.request.device_class, found.code, trial.world)
@@ -447,7 +450,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
 def _unavailable(
     code: Code, name: str, report: RequestReport, reader: str | None, world: World
 ) -> Finding:
-    """Return what stands in the way of devices that match a request."""
+    """Return the obstacles of devices that match a request."""
     request, found = report.analysis.request, report.found
     match = "matches" if found.total == 1 else "match"
     devices, asks = f'DeviceClass "{request.device_class}" that {match}', ""
@@ -466,7 +469,7 @@ def _unavailable(
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
-    """Return a requested capacity that no matching device has, with advice; empty if all exist."""
+    """Return a requested capacity that no matching device has, with advice. Empty if all exist."""
     asked, found = report.analysis.request, set[str]()
     for _, kind in report.analysis.find_kinds(world):
         found.update(each.name for each in kind.capacity)
@@ -498,7 +501,8 @@ def _most(report: RequestReport, world: World) -> str:
 
 
 def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str:
-    """Return what devices of a request lack because of the API server, in parentheses."""
+    """Return the features that devices of a request lack because of the API server, in
+    parentheses."""
     drivers = {driver for driver, _ in analysis.find_kinds(world)}
     said = dropped_fields(drivers, features, world)
     return f" ({said})" if said else ""
@@ -522,7 +526,7 @@ def _rejected(analysis: Analysis) -> str:
 def _competing(
     trial: Trial, answers: Mapping[str, Verdict], errors: Mapping[str, AllocatorError]
 ) -> Finding:
-    """Explain a pod whose requests each have enough devices, but not together."""
+    """Explain a pod whose requests have enough devices separately, but not together."""
     nodes = list(answers)[:MAX_NAMED]
     constraints = [
         (number, index)
@@ -585,7 +589,7 @@ def _fits(
     *,
     changes: Changes = NO_CHANGES,
 ) -> bool:
-    """Return the allocator's answer, which the next question depends on."""
+    """Return the allocator's result, on which the next query depends."""
     answer = trial.ask(node, claims=claims, changes=changes)
     trial.verdicts.check()
     return answer is not None and answer.fits

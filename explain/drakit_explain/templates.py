@@ -1,15 +1,16 @@
 """
-Whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at all.
+Checks whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at
+all.
 
-All devices count as free and without taints, because both change without a change of the template.
-Kubernetes' allocator is asked (:mod:`.asking`), unless numbers and selectors alone decide.
-A problem is therefore certain until other devices are published: no pod with such a claim can be
-scheduled. A selector that fails is reported even if the claim fits on a node: the scheduler gives
-up on all nodes at such a device. Where something is not evaluated, or the budget is spent
-(:mod:`.budget`), nothing is returned. Incomplete pools count as empty, as for the scheduler
-(:mod:`.pools`).
+All devices are treated as free and untainted, because both can change without a change of the
+template. Kubernetes' allocator is queried (:mod:`.asking`), unless numbers and selectors suffice
+for the decision. Therefore, a problem is certain until other devices are published: no pod with
+such a claim can be scheduled. A selector that fails is reported even if the claim fits on a node,
+because the scheduler gives up on all nodes at such a device. If something is not evaluated, or the
+budget is used up (:mod:`.budget`), nothing is returned. Incomplete pools are treated as empty, as
+in the scheduler (:mod:`.pools`).
 
-Why a pod waits is found in :mod:`.pending`. Does not depend on clients, clocks, or Events.
+:mod:`.pending` finds the reason why a pod waits. Does not depend on clients, clocks, or Events.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ STEPS_PER_SLICE = 2
 """Steps of the selectors of a request in a slice."""
 
 FIRST_NODES = 3
-"""Nodes that are asked about first: most templates fit on one of them. Then as many as were
-answered."""
+"""The number of nodes in the first query, because most templates fit on one of them. Each further
+query has as many nodes as have results."""
 
 
 def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
@@ -62,7 +63,7 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
         note = _note(exact_of(template.requests), world, nodes.budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
-        return []  # the last: an amount is not a quantity
+        return []  # ValueError: an amount is not a quantity
     return [
         replace(each, what=f"{each.what}{note}", transient=each.code).about(
             template.reference, f"{origin}: "
@@ -133,7 +134,7 @@ def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:
 
 @dataclass(slots=True)
 class _Matching:
-    """The devices that a request selects, whoever holds them."""
+    """The devices that a request selects, regardless of their holders."""
 
     by_node: dict[str, int] = field(default_factory=dict[str, int])
     error: str = ""
@@ -179,7 +180,7 @@ def _is_certain(requests: Sequence[Request], world: World, budget: Budget) -> bo
     counts_as_empty = rules_of(world.minor).skips_pools
     exact = exact_of(requests)
     for _, pool in world.not_ready():
-        # An invalid pool is reported on its own.
+        # An invalid pool is reported separately.
         if counts_as_empty and pool.state is PoolState.INCOMPLETE:
             continue
         budget.spend(len(exact))
@@ -209,7 +210,7 @@ def _of_claim(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
     for name, exact in (named for each in claim.requests for named in exact_requests(each)):
         error = nodes.match(exact).error
         failing = failing or bool(error)
-        # An error of the class is reported about the class.
+        # An error of the class is reported with the class.
         if error.startswith(OWN_SELECTOR):
             yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {error}')
     if failing or not _is_certain(claim.requests, nodes.world, nodes.budget):
@@ -266,7 +267,7 @@ def _together(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
 
 
 _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
-"""Errors about pools, which say nothing about a template."""
+"""Errors about pools, which do not depend on the template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ class _Nodes:
         return found
 
     def fit(self, *claims: AskedClaim) -> bool | None:
-        """Return whether a node has devices for claims; None if that is undecided."""
+        """Return whether a node has devices for claims. None if that is undecided."""
         undecided, answered = False, 0
         known: set[int] = set()
         requests = [each for claim in claims for each in claim.requests]

@@ -1,22 +1,22 @@
 """
-One pod's claims on the nodes of a world: the requests, what each finds, the allocator's answer
-about a node, and one answer for all nodes, as the scheduler finds it.
+Checks a pod's claims on the nodes of a world: the requests, the devices for each, the allocator's
+result about a node, and one result for all nodes, by the scheduler's rules.
 
-The allocator is asked about the facts as they are, or with one of them replaced: :mod:`.shortage`
-names the cause and :mod:`.remedies` the change that helps. What differs between errors in a
-sentence is read from the allocator's text; the device and the pool are those of the node at hand,
-because the allocator was perhaps asked about another one with an equal profile.
+The allocator is queried about the facts unchanged, or with one of them replaced: :mod:`.shortage`
+identifies the cause and :mod:`.remedies` the change that helps. The details of an error in a
+sentence come from the allocator's message. The device and the pool are those of the current node,
+because the query may have been about another node with an equal profile.
 
-An error on a node that the scheduler looks at is the end of the attempt, even if other nodes fit
+An error on a node that the scheduler checks ends the attempt, even if other nodes fit
 (:mod:`.pools`), and even if an allocated claim of the pod excludes the node: ``Filter`` of the
-DynamicResources plugin searches there as well, in 1.34 to 1.37. Nodes with equal profiles are asked
-about once (:mod:`.asking`). First come the nodes on which an error is possible, then those with
-enough devices, up to the first that fits. If none fits, some of the others are asked about as well,
-because the counts may lack a rule of the allocator. When the budget is spent, an error that was
-found is certain. That a node fits is certain only if no error is possible on a node that was not
-judged.
+DynamicResources plugin searches there as well, in 1.34 to 1.37. For nodes with equal profiles,
+there is one query (:mod:`.asking`). The first queries are about nodes on which an error is
+possible, then about those with enough devices, up to the first that fits. If none fits, some of the
+other nodes are included, because the counts may lack a rule of the allocator. When the budget is
+used up, an error that was found is certain. That a node fits is certain only if no error is
+possible on a node that was not judged.
 
-Does not depend on how a result is worded.
+Does not depend on the wording of a result.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ class Trial:
     """Counts the devices of the cluster for an exact request."""
 
     own: frozenset[str] = frozenset()
-    """UIDs of the pod's claims that are allocated: it needs their devices, too."""
+    """UIDs of the pod's allocated claims, whose devices it needs, too."""
 
     fatal: Sequence[str] = ()
-    """Nodes with an error because of which the scheduler gives up the pod on all nodes; one node of
+    """Nodes with an error because of which the scheduler gives up the pod on all nodes. One node of
     each profile."""
 
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
     )
-    """By the identity of the request: its hash costs more than most answers."""
+    """The analyses by the identity of the request, because its hash costs more than most
+    results."""
 
     @property
     def rules(self) -> Rules:
@@ -90,7 +91,7 @@ class Trial:
         return found
 
     def found(self, exact: Request) -> Availability:
-        """Return the devices of an exact request on the nodes."""
+        """Return the devices for an exact request on the nodes."""
         return self.analysis(exact).for_nodes(self.nodes, self.budget)
 
     def requests(self) -> Iterator[Request]:
@@ -116,13 +117,13 @@ class Trial:
         return self.world.pools_of_node(self.world.views()[node])
 
     def able(self, request: Request) -> set[str]:
-        """Return the nodes with enough free devices for one request alone."""
+        """Return the nodes with enough free devices for only this request."""
         return {
             node for exact in exact_of([request]) for node in self.analysis(exact).able(self.budget)
         }
 
     def able_for_all(self) -> set[str]:
-        """Return the nodes with enough free devices for each request alone."""
+        """Return the nodes with enough free devices for each request separately."""
         able: set[str] | None = None
         for request in self.requests():
             found = self.able(request)
@@ -169,15 +170,15 @@ class Trial:
         claims: Sequence[AskedClaim] | None = None,
         changes: Changes = NO_CHANGES,
     ) -> Verdict | None:
-        """Return the allocator's verdict about a node, as it is unless something is replaced; None
-        if the question is planned."""
+        """Return the allocator's verdict about a node, with unchanged facts unless something is
+        replaced. None if the query is planned."""
         self.budget.spend(_STEPS_PER_ANSWER)
         asked = self.wanted if claims is None else claims
         return self.verdicts.find(asked, node, self.budget, changes)
 
     def unnamed(self) -> Trial:
-        """Return the trial with the names that claims have in questions: pods with equal claims
-        share what is found."""
+        """Return the trial with the names that claims have in queries, so that pods with equal
+        claims share the results."""
         wanted = [
             replace(each, origin=f"claim {claim_name(number)}")
             for number, each in enumerate(self.wanted)
@@ -185,7 +186,7 @@ class Trial:
         return replace(self, wanted=wanted)
 
     def named(self, text: str) -> str:
-        """Return a text with the names of the claims in place of those in questions."""
+        """Return a message with the names of the claims instead of those in queries."""
         origins = dict(enumerate(each.origin for each in self.wanted))
         return _CLAIM.sub(lambda found: origins.get(int(found[1]), found[0]), text)
 
@@ -289,25 +290,27 @@ def failure_of(text: str) -> Failure:
 # ---- all nodes
 
 _NAMED = 3
-"""Pools that are named."""
+"""The number of pools that are named."""
 
 FIRST_NODES = 4
-"""Nodes with enough devices that are asked about first: most pods fit on one of them."""
+"""The number of nodes with enough devices in the first query, because most pods fit on one of
+them."""
 
 OTHER_NODES = 32
 MAX_OTHERS = 4
-"""Nodes without enough devices whose profiles are compared, and how many are asked about."""
+"""The number of nodes without enough devices whose profiles are compared, and of queries about
+them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """The answers of a pod's nodes."""
+    """The results of a pod's nodes."""
 
     answers: Mapping[str, Verdict]
-    """Of the nodes that were asked about, or are like one that was."""
+    """The results of the nodes in queries, and of nodes with equal profiles."""
 
     fits_on: str = ""
-    """Where all drivers of the devices are registered, if the pod fits there."""
+    """The node on which all drivers of the devices are registered, if the pod fits there."""
 
     fatal: tuple[str, ...] = ()
     """Nodes with an error that gives up the pod, in the order of the nodes."""
@@ -316,10 +319,10 @@ class Judged:
     """Whether the scheduler may find a node before it meets such an error."""
 
     distinct: tuple[str, ...] = ()
-    """Of `fatal`, one node of each profile."""
+    """One node of each profile of `fatal`."""
 
     unjudged: tuple[str, ...] = ()
-    """Nodes without an answer of the allocator."""
+    """Nodes without a result of the allocator."""
 
     @property
     def fails(self) -> bool:
@@ -329,13 +332,12 @@ class Judged:
 
 def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
-    Ask about the nodes of a pod.
+    Judge the nodes of a pod.
 
     :param reached: whether the pod passes the rules of a node that the scheduler checks before the
         devices, without preemption.
 
-    Raises :class:`NotAnsweredError`, and :class:`NotEvaluatedError` where a selector has no
-    outcome.
+    Raises :class:`NotAnsweredError`, and :class:`NotEvaluatedError` if a selector has no result.
     """
     nodes = _Nodes(trial)
     some: list[str] = []
@@ -355,7 +357,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             failing = failing or (answer.fatal and reached(name))
         fitting = {name for name, answer in nodes.answers.items() if answer.fits}
         candidates = trial.able_for_all() | fitting
-        # Only beside an error does it matter how many nodes fit.
+        # Only with an error does it matter how many nodes fit.
         most = FEASIBLE_NODES + 1 if failing else 1
         able = (name for name in trial.usable() if name in candidates)
         others = (name for name in trial.usable() if name not in candidates)
@@ -370,7 +372,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             if answer.fits:
                 some.append(name)
     except BudgetSpentError:
-        trial.verdicts.check()  # what is planned takes no steps the next time
+        trial.verdicts.check()  # planned queries take no steps the next time
         spent = True
     fatal = [
         name
@@ -428,7 +430,7 @@ def suspects(trial: Trial) -> set[str]:
 
 @dataclass(slots=True)
 class _Nodes:
-    """The nodes of a trial, each profile of which is asked about once."""
+    """The nodes of a trial. There is one query for each profile."""
 
     trial: Trial
     answers: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
@@ -438,9 +440,9 @@ class _Nodes:
 
     def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """
-        Give the answers about nodes; raise :class:`NotAnsweredError` after those that are known.
+        Yield the results of nodes. Raise :class:`NotAnsweredError` after the known ones.
 
-        :param first: how many questions are planned at first; then as many as were answered.
+        :param first: how many queries are planned at first. After that, as many as have results.
         """
         verdicts = self.trial.verdicts
         for name in nodes:
@@ -465,7 +467,7 @@ class _Nodes:
         return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
 
-# ---- pools that do not count
+# ---- pools that are not used
 
 
 def not_counted(

@@ -1,7 +1,7 @@
 """
-Why no published device matches a request: matching devices are in slices that do not count, or a
-selector names a driver, an attribute or a value that no device has, or the policy of the class
-publishes none.
+Explains why no published device matches a request. Matching devices may be in slices that are not
+used. A selector may name a driver, an attribute or a value that no device has. The policy of the
+class may publish no devices.
 
 Does not depend on pods, or on which devices are allocated.
 """
@@ -31,10 +31,12 @@ _CHANGES_MATCHES = (
     "Other",
     "Taints",
 )
-"""Features of devices without which others are published, or the same with fewer attributes."""
+"""Features of devices without which other devices are published, or the same ones with fewer
+attributes."""
 
 MAX_COMPARED = 256
-"""Values of an attribute, and names, of which the most similar ones are searched."""
+"""The limit of values of an attribute, and of names, among which the most similar ones are
+searched."""
 
 _NAMED = 3
 
@@ -43,7 +45,7 @@ _ACCESS = re.compile(
     r"""(?:\.(?P<name>\w+)|\[['"](?P<key>[^'"]+)['"]\])"""
     r"""(?:\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?:(?P<v>['"])(?P<value>[^'"]*)(?P=v)|(?P<other>\S+)))?"""
 )
-"""An attribute or a capacity in a selector, and the text that it is compared with."""
+"""An attribute or a capacity in a selector, and the string that it is compared with."""
 
 _TEST = re.compile(
     r"""['"](?P<name>\w+)['"]\s+in\s+device\.(?P<field>attributes|capacity)"""
@@ -52,7 +54,7 @@ _TEST = re.compile(
 
 
 def why_unmatched(request: Request, world: World) -> str:
-    """Return why no device matches a request, as a clause; empty if that is unknown."""
+    """Return why no device matches a request, as a clause. Empty if that is unknown."""
     texts = [text for _, text in world.expressions(request)]
     if why := (
         uncounted(request, world)
@@ -71,7 +73,7 @@ def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driv
     """
     Return how to correct a selector that compares a version or a quantity like a string.
 
-    :param texts: the selectors of the request, of which one fails.
+    :param texts: the selectors of the request, one of which fails.
     """
     if "overload" not in failure:
         return ""
@@ -95,17 +97,17 @@ def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driv
 
 
 def domain_of(key: str, texts: Collection[str]) -> str:
-    """Return the domain of the attribute or capacity that selectors read by a name, if any does."""
+    """Return the domain of the attribute or capacity that selectors read by a name, if any."""
     found = (match for text in texts for match in _ACCESS.finditer(text))
     return next((each["domain"] for each in found if key in (each["name"], each["key"])), "")
 
 
-# ---- slices that do not count
+# ---- slices that are not used
 
 
 def uncounted(request: Request, world: World) -> str:
-    """Return in which slice that does not count a request matches devices, and why it does not, as
-    a clause with the remedy; empty if there is none."""
+    """Return the unused slice in which a request matches devices, and why it is not used, as a
+    clause with the remedy. Empty if there is none."""
     for of in world.uncounted():
         if not of.unread:
             try:
@@ -153,7 +155,7 @@ _WITHOUT_DEVICES = ("DevicesRejected", "NoDeviceMatched", "NoNodes", "NodeProble
 
 
 def _unpublished(policy: str, world: World) -> str:
-    """Return why a HostDevicePolicy publishes no device, in the words of its status."""
+    """Return why a HostDevicePolicy publishes no device, with the message of its status."""
     found = world.of(PolicyFacts).get(Name("", policy))
     if found is None or found.status.get("devices"):
         return ""
@@ -170,7 +172,7 @@ def _unpublished(policy: str, world: World) -> str:
 def _misspelt_driver(texts: Collection[str], world: World) -> str:
     published = {each.driver for each in world.slices() if each.devices}
     for driver in filter(None, map(only_driver, texts)):
-        # Drivers of one vendor have much of their names in common.
+        # Drivers of one vendor have similar names.
         close = get_close_matches(driver, published, n=1, cutoff=0.8)
         if driver not in published and close:
             return f"no slice of driver {driver} has devices, but driver {close[0]} publishes some"
@@ -244,7 +246,7 @@ def _published(
 
 
 def _other_value(access: re.Match[str], name: str, value: str, values: Collection[object]) -> str:
-    """Return that no device has a value of an attribute, and what they have."""
+    """Return that no device has a value of an attribute, and which values exist."""
     shown = {f'"{each}"' if isinstance(each, str) else f"{each}".lower() for each in values}
     if value in shown:
         read = access[0].partition("==")[0].strip()

@@ -1,5 +1,5 @@
 """
-Verdicts of Kubernetes' own allocator: what the answer of the helper means.
+Verdicts of Kubernetes' own allocator: the meaning of the helper's response.
 
 Does not depend on processes, or on the facts of the explainer.
 """
@@ -14,33 +14,33 @@ from typing import Any
 from drakit_formats.resource.objects import Object
 
 MAX_BYTES = 4 << 20
-"""Bytes of a question, as in ``operator/cel/verdict.go``."""
+"""The size limit of a query, as in ``operator/cel/verdict.go``."""
 
 
 class VerdictOutcome(Enum):
-    """The possible answers for a node; the values are those of the helper."""
+    """The possible results for a node. The values are those of the helper."""
 
     ALLOCATED = "allocated"
     UNAVAILABLE = "unavailable"
     """The claims cannot be allocated on this node."""
 
     FATAL = "fatal"
-    """The scheduler gives up the pod, whatever other nodes have."""
+    """The scheduler gives up the pod, regardless of other nodes."""
 
     UNDECIDED = "undecided"
-    """Nothing is certain; the text names the reason."""
+    """Nothing is certain. The message contains the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The allocator's answer for one node."""
+    """The allocator's result for one node."""
 
     outcome: VerdictOutcome
     text: str = ""
-    """The allocator's words, if it returned an error. They can contain a tenant's words."""
+    """The allocator's error message, if any. It can contain strings from a tenant."""
 
     varies: bool = False
-    """A further search finds something else."""
+    """Whether another search has a different result."""
 
     results: tuple[tuple[Object, ...], ...] = ()
     """The results of each claim (API: ``allocation.devices.results``), if they are allocated."""
@@ -65,10 +65,10 @@ class Verdict:
 
 def parse_verdicts(answer: Any, *, nodes: int) -> tuple[Verdict, ...]:
     """
-    Return a verdict for each node of a question.
+    Return a verdict for each node of a query.
 
-    All are undecided if the question has fields that the helper's release of Kubernetes does not
-    have, because the allocator did not see them.
+    All are undecided if the query has fields that the helper's release of Kubernetes does not have,
+    because the allocator did not see them.
     """
     found = [_verdict(each) for each in answer["verdicts"]]
     if len(found) != nodes:

@@ -1,10 +1,10 @@
 """
 Phrases that explain why the devices of a request are unavailable: parts of one sentence.
 
-They are for readers of a pod's Events, and name what to check next. The same situation gives the
-same words, regardless of the order of its facts.
+They are for readers of a pod's Events, and name what to check next. The same situation results in
+the same phrases, regardless of the order of its facts.
 
-It must not know pods, clients, clocks, or how devices are counted.
+Does not depend on pods, clients, clocks, or the counting of devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.reports import UNAVAILABLE, UNHEALTHY
 
 NAMED_WORDS = 3
-"""Keys of taints, or capacities, named for one reason."""
+"""The number of keys of taints, or of capacities, that are named for one reason."""
 
 _ADVICE = {
     "drakit.dev/gone": (
@@ -62,15 +62,15 @@ _RULES = {
 _ADVICE_FOR_OTHERS = (
     "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
 )
-"""The effect is named because Kubernetes evicts a pod from a device with the effect NoExecute if
-the toleration leaves the effect out, although the scheduler accepts it."""
+"""The effect is named because a toleration without it is accepted by the scheduler, but does not
+prevent the eviction of the pod from a device with the effect NoExecute."""
 
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
     """
-    Return why devices are unavailable; `of` is their owner, such as a request.
+    Return why devices are unavailable. `of` is their owner, such as a request.
 
-    Holders outside the reader's namespace are counted, not named; with None, all are named.
+    Holders outside the reader's namespace are counted, not named. With None, all are named.
     """
     parts = list(_parts(found, reader))
     if len(parts) == 1:
@@ -82,9 +82,9 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
 
 def how_taints_end(found: Availability, said: Sequence[str]) -> str:
     """
-    Return what removes the taints of devices, as clauses; empty if it is unknown.
+    Return how the taints of devices are removed, as clauses. Empty if it is unknown.
 
-    :param said: the words of drivers about unhealthy devices.
+    :param said: the messages of drivers about unhealthy devices.
     """
     keys = found.tainted.words
     causes = [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
@@ -101,7 +101,7 @@ def how_taints_end(found: Availability, said: Sequence[str]) -> str:
 
 
 def advice(found: Availability, *, released: bool) -> str:
-    """Return general advice; `released` if a release of devices is enough."""
+    """Return general advice. `released` means that a release of devices is enough."""
     parts: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
@@ -158,7 +158,7 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
 
 
 def _left(found: Availability) -> str:
-    """Return what is left of capacities, in the units of the slice."""
+    """Return the rest of capacities, in the units of the slice."""
     several = found.used_up.devices > 1
     parts = [
         f"{'at most ' if several else ''}{quantity_text(left.amount)} of "
@@ -180,7 +180,7 @@ def quantity_text(units: int) -> str:
 
 
 def _nodes(found: Availability) -> str:
-    """Name the rules that keep the pod off nodes, a kind of rule once."""
+    """Name the rules that keep the pod off nodes, each kind once."""
     kinds: dict[str, list[str]] = {}
     for kind, detail in _rules_of_nodes(found):
         kinds.setdefault(kind, []).append(detail)
@@ -234,7 +234,8 @@ def cut(words: list[str], most: int) -> str:
 
 
 def named_holder(claim: ClaimFacts) -> str:
-    """Name a claim with the pods that use it, and why it stays although it is being deleted."""
+    """Name a claim with the pods that use it, and why it still exists although it is being
+    deleted."""
     users = cut(claim.users, 1) or "no pod"
     if claim.held_by:
         users += f"; its deletion waits for finalizer {claim.held_by[0]}"
@@ -242,7 +243,7 @@ def named_holder(claim: ClaimFacts) -> str:
 
 
 def lacks(problem: Unusable | None) -> str:
-    """Return why a pod cannot use one node, in parentheses; empty if that is unknown."""
+    """Return why a pod cannot use one node, in parentheses. Empty if that is unknown."""
     if problem is None:
         return ""
     rule = _RULES[problem.problem.value].format(problem.detail)

@@ -1,10 +1,10 @@
 """
-The facts of a cluster, indexed for explanations: who holds what, which slices concern a node.
+The facts of a cluster, indexed for explanations: the holders of devices, and the slices of a node.
 
-It takes facts and deletions one by one or as complete lists. The operator keeps one up to date from
-watches, ``kubectl drakit`` fills one from lists.
+A world receives facts and deletions one by one or as complete lists. The operator keeps a world up
+to date from watches, and ``kubectl drakit`` fills one from lists.
 
-It must not know clients, threads, Events, or how selectors are evaluated.
+Does not depend on clients, threads, Events, or the evaluation of selectors.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ EVERYWHERE = ""
 
 
 MAX_MASKS = 64
-"""Sets of devices of a slice whose holders are kept: each different selector can make another."""
+"""The limit of sets of devices of a slice with cached holders. Each distinct selector can make
+another."""
 
 
 class Name(NamedTuple):
-    """An object within its kind; the namespace of cluster-wide objects is empty."""
+    """An object within its kind. The namespace of cluster-scoped objects is empty."""
 
     namespace: str
     name: str
@@ -74,7 +75,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One object as it was and as it is; None where there is none."""
+    """An object before and after a change. None where there is none."""
 
     name: Name
     old: Fact | None
@@ -82,7 +83,7 @@ class Change:
 
 
 class _Use(NamedTuple):
-    """An object, and the kind of others that refer to it."""
+    """An object, and the kind of other objects that refer to it."""
 
     by: type[Fact]
     kind: type[Fact]
@@ -96,7 +97,7 @@ class Reachable(NamedTuple):
     pool: NodePool
     nodes: list[str]
     plain: bool
-    """No device of it has taints, counters, shares or a place of its own."""
+    """No device of the slice has taints, counters, shares or a place of its own."""
 
     def is_same(self, other: Reachable) -> bool:
         return self.slice is other.slice and self.pool is other.pool and self.nodes == other.nodes
@@ -107,7 +108,7 @@ def name_of_fact(fact: Fact) -> Name:
 
 
 class World:
-    """Facts by kind and name. Not for threads."""
+    """Facts by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._facts: dict[type[Fact], dict[Name, Fact]] = {kind: {} for kind in get_args(Fact)}
@@ -131,16 +132,16 @@ class World:
         self._known_reachable: dict[str, Reachable] = {}
         self.selectors: SelectorIndex = SelectorIndex()
         self.loads: Loads | None = None
-        """The requests of pods by their nodes; None if they are unknown."""
+        """The requests of pods by their nodes. None if they are unknown."""
 
         self.minor: int | None = None
-        """The minor version of Kubernetes 1; None if it is unknown."""
+        """The minor version of Kubernetes 1. None if it is unknown."""
 
         self.hidden: frozenset[type[Fact]] = frozenset()
-        """Kinds of which nothing may be listed: objects may exist that are not here."""
+        """Kinds that may not be listed: objects may exist that are missing here."""
 
         self.revision: int = 0
-        """Grows with each change of what devices there are and who holds them."""
+        """A number that increases with each change of devices and their holders."""
 
         self.slices_revision: int = 0
         """The revision of the last change of a slice or node."""
@@ -149,12 +150,13 @@ class World:
         """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
         self.registrations_revision: int = 0
-        """Grows when the kubelet registers a driver, or a driver is no longer registered."""
+        """A number that increases when the kubelet registers a driver, or a driver is no longer
+        registered."""
 
-    # ---- what goes in
+    # ---- updates
 
     def use_release(self, minor: int | None) -> bool:
-        """Take the minor version of Kubernetes 1, if it is known; return whether it has changed."""
+        """Set the minor version of Kubernetes 1, if it is known. Return whether it has changed."""
         if minor is None or minor == self.minor:
             return False
         self.minor = minor
@@ -163,7 +165,7 @@ class World:
         return True
 
     def apply(self, fact: Fact) -> Change | None:
-        """Store an object as it is now. Return the change, or None if nothing has changed."""
+        """Store an object. Return the change, or None if nothing has changed."""
         name = name_of_fact(fact)
         old = self._facts[type(fact)].get(name)
         if old == fact:
@@ -172,13 +174,13 @@ class World:
         return Change(name=name, old=old, new=fact)
 
     def confirm(self, old: Fact | None, new: Fact) -> None:
-        """Store the object that a write has returned, unless it changed during the write: then the
-        watch has reported a later state, or will."""
+        """Store the object that a write has returned, unless it changed during the write. In that
+        case, the watch reports a later state."""
         if self._facts[type(new)].get(name_of_fact(new)) is old:
             self.apply(new)
 
     def remove(self, kind: type[Fact], name: Name, *, uid: str | None = None) -> Change | None:
-        """Remove an object. A deletion of a UID that another object has replaced has no effect."""
+        """Remove an object. If another object has replaced the UID, the deletion has no effect."""
         old = self._facts[kind].get(name)
         if old is None or (uid is not None and old.uid != uid):
             return None
@@ -187,9 +189,9 @@ class World:
 
     def replace(self, kind: type[Fact], facts: Collection[Fact]) -> Iterator[Change | None]:
         """
-        Take a complete list: objects that it lacks are gone.
+        Process a complete list: objects missing in it are gone.
 
-        Yield after each object, its change if there is one: the list may be long.
+        Yield after each object, with its change if there is one, because the list may be long.
         """
         listed: set[Name] = set()
         for fact in facts:
@@ -203,7 +205,7 @@ class World:
     # ---- objects
 
     def of(self, kind: type[AnyFact]) -> Mapping[Name, AnyFact]:
-        """Return all objects of a kind; a view, not a copy."""
+        """Return all objects of a kind, as a view, not a copy."""
         return self._facts[kind]  # pyright: ignore[reportReturnType] - by construction
 
     def pod(self, namespace: str, name: str) -> PodFacts | None:
@@ -265,7 +267,7 @@ class World:
         return (place for place in self._slices_by_place if place != EVERYWHERE)
 
     def pools_of_node(self, node: NodeView) -> Sequence[NodePool]:
-        """Return the pools of a node, in the scheduler's order; kept until a slice changes."""
+        """Return the pools of a node, in the scheduler's order. Cached until a slice changes."""
         if node.name not in self._pools:
             near = self._slices_by_place.get(node.name, {})
             shared = self._slices_by_place.get(EVERYWHERE, {})
@@ -279,9 +281,10 @@ class World:
 
     def views(self) -> Mapping[str, NodeView]:
         """
-        Return all nodes; where none may be listed, those that slices name, without labels.
+        Return all nodes. If none may be listed, return those that slices name, without labels.
 
-        The answer is kept until a node or a slice changes: each question about a node needs it.
+        The result is cached until a node or a slice changes, because each query about a node needs
+        it.
         """
         if self._views is None:
             nodes = self.of(NodeFacts)
@@ -292,9 +295,9 @@ class World:
 
     def reachable(self) -> Sequence[Reachable]:
         """
-        Return the slices from which nodes allocate devices; kept until a slice or node changes.
+        Return the slices from which nodes allocate devices. Cached until a slice or node changes.
 
-        What has not changed for a slice is the same object as before.
+        The entry of an unchanged slice is the same object as before.
         """
         if self._reachable is None:
             found: dict[str, Reachable] = {}
@@ -314,7 +317,7 @@ class World:
         return self._reachable
 
     def uncounted(self) -> Sequence[SliceFacts]:
-        """Return the slices with devices from which no node allocates; kept like the others."""
+        """Return the slices with devices from which no node allocates. Cached like the others."""
         if self._uncounted is None:
             counted = {each.slice.name for each in self.reachable()}
             every = self.slices() if len(counted) < len(self.slices()) else ()
@@ -322,8 +325,8 @@ class World:
         return self._uncounted
 
     def counted_one_by_one(self) -> int:
-        """Return how many reachable devices have taints, counters, shares or places of their own;
-        of a pool with DeviceTaintRules, all count."""
+        """Return how many reachable devices have taints, counters, shares or places of their own.
+        In a pool with DeviceTaintRules, all devices are counted."""
         if self._devices is None:
             self._devices = sum(
                 len(each.slice.devices)
@@ -355,11 +358,11 @@ class World:
             yield pool
 
     def unreadable(self) -> list[str]:
-        """Name the slices that exist, and that could not be read: they may have any device."""
+        """Name the slices that exist but could not be read: they may contain any device."""
         return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
 
     def allocated_in(self, of: SliceFacts) -> int:
-        """Return a bit for each device of a slice that a claim has for itself."""
+        """Return a bit for each device of a slice that a claim holds exclusively."""
         if of.name not in self._allocated_in:
             mask = 0
             for index, name in enumerate(of.devices.names):
@@ -369,7 +372,7 @@ class World:
         return self._allocated_in[of.name]
 
     def holders_in(self, of: SliceFacts, devices: int) -> Mapping[str, ClaimFacts]:
-        """Return the claims that have some of the devices of a slice for themselves, by UID."""
+        """Return the claims that hold some of the devices of a slice exclusively, by UID."""
         known = self._holders_in.setdefault(of.name, {})
         if devices not in known:
             if len(known) >= MAX_MASKS:
@@ -380,14 +383,15 @@ class World:
         return known[devices]
 
     def found_in(self, of: SliceFacts) -> dict[object, Any]:
-        """Return a place for what is found in a slice, until it or its holders change."""
+        """Return a cache for results about a slice, which is valid until the slice or its holders
+        change."""
         found = self._found_in.setdefault(of.name, {})
         if len(found) >= MAX_MASKS:
             found.clear()
         return found
 
     def holder(self, device: DeviceID) -> ClaimFacts | None:
-        """Return the claim that has a device for itself."""
+        """Return the claim that holds a device exclusively."""
         name = self._holders.get(device)
         return self.of(ClaimFacts).get(name) if name is not None else None
 
@@ -404,7 +408,7 @@ class World:
         return bool(self._sharers)
 
     def consumed(self, device: DeviceID) -> Consumed | None:
-        """Return what shares take of a device's capacity; None if they take nothing."""
+        """Return how much of a device's capacity the shares take, or None if they take nothing."""
         shares = (share for claim in self.sharers(device) for share in claim.shares)
         return consumed_of(device, shares)
 
@@ -417,7 +421,7 @@ class World:
         return [rule for key in keys for rule in self._rules.get(key, {}).values()]
 
     def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        """Return a device's taints, those of DeviceTaintRules included."""
+        """Return a device's taints, including those of DeviceTaintRules."""
         rules = self.rules_of_pool(device.of_pool) if self._rules else ()
         added = tuple(rule.taint for rule in rules if rule.selects(device))
         return (*facts.taints, *added) if added else facts.taints
@@ -430,7 +434,8 @@ class World:
     # ---- selectors
 
     def forget_outcomes(self) -> None:
-        """Drop the outcomes of all selectors: other rules evaluate them from now on."""
+        """Drop the results of all selectors, because other rules apply to the evaluation from now
+        on."""
         self.selectors.clear()
         self.revision += 1
         self.rules_revision = self.revision
@@ -457,9 +462,9 @@ class World:
 
     def selected(self, request: Request, of: SliceFacts, *, without: str = "") -> Selected:
         """
-        Return the outcomes of all selectors of a request for a slice.
+        Return the results of all selectors of a request for a slice.
 
-        :param without: an expression that counts as true.
+        :param without: an expression that is treated as true.
         """
         alive = (1 << len(of.devices)) - 1
         errors: dict[int, str] = {}
@@ -569,7 +574,7 @@ class World:
     def _claim_changed(self, fact: ClaimFacts) -> None:
         pools = {device.of_pool for device in fact.devices}
         pools.update(share.device.of_pool for share in fact.shares)
-        if fact.allocated:  # also with admin access alone: it decides on which nodes pods can run
+        if fact.allocated:  # even for admin access only: it decides on which nodes pods can run
             self.revision += 1
         for pool in pools & self._slices_by_pool.keys():
             self._stamps.pop(pool, None)  # the last one is the newest
@@ -585,7 +590,7 @@ class World:
     def _slice_changed(self, fact: SliceFacts) -> None:
         self._reachability_changed()
         if not self.of(NodeFacts):
-            self._views = None  # they are made of slices
+            self._views = None  # they are built from slices
         self._forget_holders(fact)
         place = _place_of(fact)
         nodes = {_place_of(each) for each in self.slices_of_pool(fact.of_pool)} | {place}
@@ -616,7 +621,7 @@ def _registration(fact: Fact | None) -> str:
 
 
 def _place_of(fact: SliceFacts) -> str:
-    """Return the node that a slice names; slices with counters concern every node."""
+    """Return the node that a slice names. Slices with counters affect every node."""
     if fact.place is None or fact.counter_sets:
         return EVERYWHERE
     return fact.place.node
@@ -646,29 +651,28 @@ def _uses(fact: Fact) -> Iterator[_Use]:
 
 
 class Selection:
-    """The devices that one request selects; valid until a DeviceClass changes."""
+    """The devices that one request selects. Valid until a DeviceClass changes."""
 
     def __init__(self, world: World, request: Request, *, without: str = "") -> None:
-        """
-        :param without: an expression that counts as true.
-        """
+        """:param without: an expression that is treated as true."""
         self._world = world
         self._request = request
         self._without = without
         self._expressions = [text for _, text in world.expressions(request) if text != without]
         self._known: dict[tuple[int, ...], tuple[list[Evaluated], Selected]] = {}
-        """By the number of devices and the identity of the outcomes, which are kept for that."""
+        """The results by the number of devices and the identity of the outcomes, which are kept for
+        that."""
 
     def of(self, of: SliceFacts) -> Selected:
         """
         Return the devices of a slice that pass all selectors.
 
-        Raises :class:`NotEvaluatedError` where a selector has no outcome.
+        Raises :class:`NotEvaluatedError` if a selector has no result.
         """
         index = self._world.selectors
         try:
             outcomes = [index.evaluated(each, of) for each in self._expressions]
-        except KeyError:  # a selector does not compile, or its error names what is missing
+        except KeyError:  # a selector does not compile, or its error names the missing part
             return self._world.selected(self._request, of, without=self._without)
         key = (len(of.devices), *map(id, outcomes))
         known = self._known.get(key)

@@ -1,1 +1,1 @@
-"""Checks of what the project uses: the workflows of CI, and requirements with vulnerabilities."""
+"""Checks of the workflows of CI, and of the requirements for known vulnerabilities."""

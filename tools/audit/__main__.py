@@ -1,7 +1,7 @@
 """
 Searches the pinned requirements and the Go modules for known vulnerabilities: `make audit`.
 
-pip-audit asks the package index, and govulncheck asks vuln.go.dev. A database that cannot be
+pip-audit queries the package index, and govulncheck queries vuln.go.dev. A database that cannot be
 reached is reported, and fails the run only with `--required`. `make check-workflows` runs
 actionlint on the workflows of CI.
 """
@@ -31,7 +31,7 @@ UNREACHABLE = (
     "Service Unavailable",
     "fetching vulnerabilities",
 )
-"""Texts in the output of both programs if their database cannot be reached."""
+"""Strings in the output of both programs if their database cannot be reached."""
 
 
 def check_workflows() -> int:
@@ -42,7 +42,8 @@ def check_workflows() -> int:
 
 
 def check_vulnerabilities(pip_audit: Path, *, required: bool) -> int:
-    """Run both programs; return 1 if there is a finding, or a required database is unreachable."""
+    """Run both programs. Return 1 if there is a finding, or if a required database is
+    unreachable."""
     failed = False
     for name, argv, folder in _commands(pip_audit):
         done = subprocess.run(

@@ -1,10 +1,11 @@
 """
-Writes the generated parts of the definitions, or checks that the committed ones are current.
+Writes the generated parts of the CustomResourceDefinitions, or checks that the committed ones are
+up to date.
 
-Helm never upgrades a definition. Therefore, each carries a checksum of its spec, by which the chart
+Helm never upgrades a definition. Therefore, each has a checksum of its spec, by which the chart
 decides whether its hook has to upgrade the one in the cluster.
 
-It must not know what is in them.
+Does not depend on the content of the definitions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CHECKSUM = "drakit.dev/checksum"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no anchors: each part of a file can be read alone."""
+    """Writes no anchors, so that each part of a file is readable by itself."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -55,7 +56,7 @@ def main() -> int:
 
 
 def with_checksum(text: str) -> str:
-    """Return the text of a definition with the annotation that has the checksum of its spec."""
+    """Return a definition with the annotation that contains the checksum of its spec."""
     spec = json.dumps(yaml.safe_load(text)["spec"], sort_keys=True)
     checksum = hashlib.sha256(spec.encode()).hexdigest()[:16]
     text = re.sub(rf"^  annotations:\n    {CHECKSUM}: .*\n", "", text, flags=re.M)

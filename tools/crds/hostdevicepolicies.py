@@ -1,11 +1,11 @@
 """
 The CustomResourceDefinition of HostDevicePolicy: the schema of ``spec`` is that of the model, with
-the rules that it lacks. The rest of the definition is written by hand.
+additional rules. The rest of the definition is written by hand.
 
 The rules repeat checks of :mod:`drakit_drivers.hostdev.policy`, so that the API server rejects a
 mistake at once. Checks that need lists of dangerous paths stay in the model.
 
-It must not know how a schema is made of a model.
+Does not depend on the conversion of a model to a schema.
 """
 
 from __future__ import annotations
@@ -119,13 +119,14 @@ def _without_rules(schema: dict[str, Any]) -> None:
 
 
 def _close_selector(selector: dict[str, Any]) -> None:
-    """Let unknown fields be kept, and refused: without them, a selector would select more."""
+    """Keep unknown fields, and reject them with a rule: if they were dropped, a selector would
+    select more."""
     selector |= {"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"}
     known = ["matchLabels", "matchExpressions"]
     selector["anyOf"] = [
         {"maxProperties": 1},
         {"required": known, "maxProperties": 2},
-        # The rule refuses it, with a sentence.
+        # The rule rejects these fields, with a message.
         {"not": {"anyOf": [{"required": [name]} for name in known]}},
     ]
     selector["properties"]["matchLabels"]["minProperties"] = 1

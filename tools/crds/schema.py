@@ -1,10 +1,10 @@
 """
-From a pydantic model to the structural schema of a CustomResourceDefinition.
+Converts a pydantic model to the structural schema of a CustomResourceDefinition.
 
-The API server checks types, bounds and patterns with it, and rules in CEL where a schema is not
-enough. What only the model checks is reported in the status of an object instead.
+The API server uses it to check types, bounds and patterns, and rules in CEL if a schema is not
+enough. Problems that only the model detects are reported in the status of an object instead.
 
-It must not know any model.
+Does not depend on any model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.reference import docstrings
 
 Schema = dict[str, Any]
 Rules = Mapping[str, Sequence[tuple[str, str]]]
-"""By dotted path below the model (``match[].usb``): rules in CEL, each with its error."""
+"""Rules in CEL, each with its error, by dotted path below the model (``match[].usb``)."""
 
 _KEPT = (
     "type",
@@ -39,7 +39,7 @@ _KEPT = (
 
 
 def structural(model: type[BaseModel], rules: Rules) -> Schema:
-    """Return the schema of a model; raises KeyError for a rule of an unknown path."""
+    """Return the schema of a model. Raises KeyError for a rule with an unknown path."""
     body = model.model_json_schema(by_alias=True)
     left = dict(rules)
     made = _Maker(body.get("$defs", {}), left).object(body, model, "")
@@ -97,7 +97,7 @@ class _Maker:
     def _add_entries(
         self, made: Schema, body: Schema, model: type[BaseModel] | None, path: str
     ) -> None:
-        """Add the schema of a map's values; the patterns of its keys become a rule."""
+        """Add the schema of a map's values. The patterns of its keys become a rule."""
         patterns: Schema = body.get("patternProperties", {})
         value: Schema = body.get("additionalProperties") or next(iter(patterns.values()))
         made["additionalProperties"] = self.value(value, model, f"{path}{{}}")
@@ -129,7 +129,7 @@ class _Maker:
             )
 
     def _resolved(self, body: Schema) -> Schema:
-        """Follow references; a value that may be null is one that may be missing."""
+        """Resolve references. A nullable value becomes an optional one."""
         if "anyOf" in body:
             (body,) = [each for each in body["anyOf"] if each.get("type") != "null"]
         if "allOf" in body:
@@ -140,7 +140,7 @@ class _Maker:
 
 
 def _default(value: Any) -> Any:
-    """Return the default that an object shows; None if the field stays unset."""
+    """Return the default that an object shows. None if the field stays unset."""
     if isinstance(value, Mapping):
         entries = cast("Schema", value).items()
         return {key: its for key, each in entries if (its := _default(each)) is not None} or None

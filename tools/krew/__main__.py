@@ -1,7 +1,7 @@
 """
 Builds the krew plugin in `build/krew`: `make krew URL=...`.
 
-The archives lie below the URL, where the release publishes them.
+The manifest expects the archives below the URL, where the release publishes them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ and packages.
 
 The packages are those of `requirements/kubectl.txt`, once for each Python version, because some
 have extension modules. Instead of the CEL library for Python, the archive has the programs
-`drakit-cel-MINOR`, one for each minor release of Kubernetes. Equal inputs make equal archives.
+`drakit-cel-MINOR`, one for each minor release of Kubernetes. Equal inputs result in equal archives.
 
-It must not know the manifest.
+Does not depend on the manifest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAUNCHER = Path(__file__).with_name("kubectl-drakit.sh")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 WITHOUT = ("cel-expr-python", "tzdata")
-"""Packages that are not needed: the programs replace the first."""
+"""Packages that are not needed. The programs replace the first."""
 
 OURS = (
     "drakit",
@@ -47,7 +47,7 @@ UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A platform of krew: words of Go, and the tags of wheels that run there."""
+    """A platform of krew: its names in Go, and the tags of wheels that run there."""
 
     os: str
     arch: str
@@ -70,11 +70,11 @@ PLATFORMS = (
     Platform(os="darwin", arch="arm64", tags=_macos("arm64", "12_0", "11_0", "10_9")),
     Platform(os="darwin", arch="amd64", tags=_macos("x86_64", "12_0", "10_13", "10_12", "10_9")),
 )
-"""Windows is missing: the launcher is a shell script."""
+"""Windows is missing because the launcher is a shell script."""
 
 
 def build(platform: Platform, archive: Path) -> None:
-    """Build the archive of a platform; it needs Go and the package index."""
+    """Build the archive of a platform. Needs Go and the package index."""
     with tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch)
         shutil.copy(LAUNCHER, files / "kubectl-drakit")
@@ -119,7 +119,7 @@ def _install(platform: Platform, python: str, folder: Path) -> None:
 
 
 def copy_own(folder: Path) -> None:
-    """Copy our packages to a folder, with the metadata that tell the plugin its version."""
+    """Copy our packages to a folder, with the metadata from which the plugin reads its version."""
     unused = shutil.ignore_patterns("__pycache__")
     for package in OURS:
         shutil.copytree(REPOSITORY / package, folder / Path(package).name, ignore=unused)

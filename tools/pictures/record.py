@@ -1,8 +1,9 @@
 """
-Records what the terminal pictures show, on a real cluster: `make pictures-record`.
+Records the content of the terminal pictures on a real cluster: `make pictures-record`.
 
-The cluster is that of `make cluster-up`, with its images loaded (`make cluster-images`). drakit is
-installed, the commands run, and each screen is written to `docs/pictures`. drakit is removed again.
+The cluster is that of `make cluster-up`, with loaded images (`make cluster-images`). The program
+installs drakit, runs the commands, and writes each screen to `docs/pictures`. Then it removes
+drakit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OPENED = "exec 3<>$HOSTDEV_FUSE && echo opened $HOSTDEV_FUSE; sleep 3600"
 
 
 class Screen:
-    """A terminal: runs kubectl commands, and keeps what it shows."""
+    """A terminal: runs kubectl commands, and stores their output."""
 
     def __init__(self, cluster: Cluster, title: str) -> None:
         self._cluster = cluster
@@ -48,7 +49,7 @@ class Screen:
 
 
 def main() -> None:
-    # `kubectl drakit` is a program beside our Python, with Kubernetes' allocator.
+    # `kubectl drakit` is a program next to our Python, with Kubernetes' allocator.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ["DRAKIT_CEL"] = str(cel_program())
     cluster = this_cluster()
@@ -120,7 +121,7 @@ def _pods(cluster: Cluster, objects: list[dict[str, object]]) -> Iterator[None]:
 
 @contextmanager
 def _without_nodes(cluster: Cluster) -> Iterator[None]:
-    """Take the permission to read nodes from the operator: a problem for the doctor."""
+    """Revoke the operator's permission to read nodes, which is a problem for the doctor."""
     role = "clusterrole/drakit-operator"
     rules = json.loads(cluster.kubectl("get", role, "-o", "json").stdout)["rules"]
     fewer = [
@@ -154,7 +155,7 @@ def _explained(cluster: Cluster, pod: str) -> bool:
 
 
 def _pod(name: str, device_class: str, script: str, every: bool = False) -> list[dict[str, object]]:
-    """The pod and its claim template, as in the quick start."""
+    """Return the pod and its claim template, as in the quick start."""
     exactly: dict[str, object] = {"deviceClassName": device_class}
     if every:
         exactly["allocationMode"] = "All"

@@ -1,8 +1,8 @@
 """
-Terminal pictures: each recording in `docs/pictures/*.txt`, drawn as a terminal shows it.
+Draws terminal pictures: each recording in `docs/pictures/*.txt` looks like a terminal.
 
-:mod:`.record` writes the recordings on a real cluster. A picture has a background of its own, and
-colors for light and dark: a browser applies the scheme of the page that shows the picture.
+:mod:`.record` writes the recordings on a real cluster. A picture has its own background, and colors
+for light and dark mode: a browser applies the scheme of the page that shows the picture.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ("FOLDER", "draw")
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 
 LEAST = 80
-"""Columns of a terminal, at least; otherwise as many as its longest line."""
+"""The minimum number of columns. Otherwise, the longest line determines it."""
 MOST = 112
-"""Columns to which long lines are broken."""
+"""The column at which long lines are wrapped."""
 TABLE = 124
-"""Columns of the longest line that is not broken, so that a table's rows stay together."""
+"""The length of the longest line that is not wrapped, so that a table's rows stay together."""
 SIZE = 12.5
 COLUMN = SIZE * 0.61
-"""About the width of a character in the usual fonts."""
+"""The approximate width of a character in common fonts."""
 STEP = 17
 MARGIN = 18
 BAR = 30
@@ -50,7 +50,7 @@ sans-serif; fill: #1f2328 }
 
 
 def draw(recording: Path) -> str:
-    """Return the picture of a recording: its first line is the title, the rest is the screen."""
+    """Return the picture of a recording. Its first line is the title, the rest is the screen."""
     title, _, text = recording.read_text().partition("\n")
     screen = list(_lines(text.strip("\n")))
     width = 2 * MARGIN + COLUMN * max(LEAST, *map(len, screen))
@@ -76,7 +76,7 @@ def draw(recording: Path) -> str:
 
 
 def _texts(screen: list[str]) -> Iterator[str]:
-    """Yield the elements of a screen: each character has the same width, whatever the font is."""
+    """Yield the elements of a screen. Each character has the same width, whatever the font is."""
     for number, line in enumerate(screen):
         if line.strip():
             style = "m b" if line.startswith("$ ") else "m"
@@ -88,7 +88,8 @@ def _texts(screen: list[str]) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a screen; long ones are broken between words, commands as in a shell."""
+    """Yield the lines of a screen. Long ones are wrapped between words, and commands as in a
+    shell."""
     for line in text.splitlines():
         if len(line) <= TABLE:
             yield line

@@ -1,7 +1,7 @@
 """
-Generates the pages of docs/reference/ that repeat what the code declares: ``make reference``.
+Generates the pages of docs/reference/ that repeat declarations of the code: ``make reference``.
 
 Each module writes one page. :mod:`.markdown` and :mod:`.docstrings` are shared.
 
-It must not know how the site is built.
+Does not depend on the build of the site.
 """

@@ -1,7 +1,7 @@
 """
 Writes the generated pages, or checks that the committed ones are up to date.
 
-It must not know what is on the pages.
+Does not depend on the content of the pages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGES = {
 
 
 def differences(name: str, page: str) -> list[str]:
-    """Return what a committed page must become, as a unified diff."""
+    """Return the required changes of a committed page, as a unified diff."""
     path = FOLDER / name
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (old.splitlines(keepends=True), page.splitlines(keepends=True))

@@ -1,10 +1,11 @@
 """
-The page of device attributes: of the drivers that drakit includes, and of adapted device plugins.
+The page of device attributes: those of the drivers that drakit includes, and of adapted device
+plugins.
 
-Types and examples come from the drivers' code, which describes the sample devices below. An
-attribute without a text is an error, and so is a text without an attribute.
+Types and examples come from the drivers' code, which describes the sample devices below. Each
+attribute must have a description, and each description an attribute.
 
-It must not know which devices a node has.
+Does not depend on the devices of a node.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ GPU = HostDevice(
 
 
 def _of_family(subsystem: str, devname: str, **family: AttributeValue) -> HostDevice:
-    """Return a device for which only the attributes of its kind matter."""
+    """Return a device of which only the attributes of its kind matter."""
     return HostDevice(
         subsystem=subsystem,
         kernel_name=devname.rpartition("/")[2],

@@ -1,9 +1,9 @@
 """
 The page of the backend contract: services, messages and enums with their comments.
 
-protoc compiles the contract; the comments come from the descriptor's source info.
+protoc compiles the contract. The comments come from the descriptor's source info.
 
-It must not know what the contract means.
+Does not depend on the meaning of the contract.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "proto"
 CONTRACT = "drakit_proto/backend/v1/backend.proto"
 
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
-"""Field numbers of FileDescriptorProto, which begin the paths of source info."""
+"""Field numbers of FileDescriptorProto, with which the paths of source info begin."""
 
 FIELDS, METHODS, VALUES = 2, 2, 2
 
@@ -116,7 +116,7 @@ class _Contract:
 
 
 def _block(kind: str, name: str, declared: Sequence[tuple[str, str]], *, oneof: str = "") -> str:
-    """Return a message or an enum as in the contract: each member with its comment."""
+    """Return a message or an enum in the form of the contract: each member with its comment."""
     if not declared:
         return f"```proto\n{kind} {name} {{}}\n```"
     lines = markdown.members(declared, "//", "    " if oneof else "  ")

@@ -1,9 +1,9 @@
 """
 The page of commands, from the argument parsers of the programs.
 
-The help of a parser differs between versions of Python, so this module writes its own.
+A parser's own help output differs between versions of Python, so this module writes its own.
 
-Does not depend on what a command does.
+Does not depend on the effects of a command.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
             for group in _shared_groups(command):
                 shared.setdefault(group.title, group)  # the first command has all formats
         for title, group in shared.items():
-            if title not in described:  # else the page has it for another program
+            if title not in described:  # otherwise, the page describes it for another program
                 described.add(title)
                 yield f"### Options: {title}"
                 yield _code(_arguments(group._group_actions))
@@ -130,7 +130,7 @@ def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Find the commands below a parser that have no further ones, with their help."""
+    """Find the commands of a parser that have no subcommands, with their help."""
     for group in parser._actions:
         if isinstance(group, argparse._SubParsersAction):
             texts = {each.dest: each.help or "" for each in group._choices_actions}
@@ -168,7 +168,7 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:
-    """Return the groups of options that several commands have; argparse has two of its own."""
+    """Return the groups of options that several commands share. argparse adds two of its own."""
     return [group for group in parser._action_groups[2:] if group._group_actions]
 
 
@@ -213,7 +213,7 @@ def _meaning(action: argparse.Action) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Begin a help text with a capital letter and end it with a full stop."""
+    """Capitalize a help string, and end it with a period."""
     if not text:
         return ""
     return f"{text[0].upper()}{text[1:]}".rstrip(".") + "."

@@ -1,9 +1,9 @@
 """
 The page of configuration files: the fields of the pydantic models, with their docstrings.
 
-The page of the chart's values describes a key that a value sets: here, it is a link to that value.
+The page of the chart's values describes the keys that a value sets. This page links to the value.
 
-It must not know what a setting does.
+Does not depend on the effect of a setting.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ FILES: Mapping[str, File] = {
 }
 
 ENTRIES: Mapping[str, type[BaseModel]] = {"allowed": AllowedBackend, "plugins": AllowedPlugin}
-"""The models of fields that are typed as Any at run time, because they load only with an entry."""
+"""The models of fields whose type is Any at run time, because the models are loaded only if
+needed."""
 
 
 def page() -> str:
@@ -134,7 +135,7 @@ def section(
     Yield the blocks for a model: its fields, and those of each model below it.
 
     `values` are the chart values that describe fields. `described` are models that a page has
-    already described, with links to them; the section adds its own.
+    already described, with links to them. The section adds its own.
     """
     values = {} if values is None else values
     described = {} if described is None else described
@@ -169,7 +170,7 @@ def _is_chart_value(path: str, values: Mapping[str, str]) -> bool:
 
 
 def _has_entry(path: str) -> bool:
-    """Whether a key belongs to an entry of a list or map, which has no key of its own."""
+    """Return whether a key belongs to an entry of a list or map, which has no key of its own."""
     return any(sign in path for sign in "[<")
 
 
@@ -194,7 +195,7 @@ def _summary(model: type[BaseModel]) -> str:
 def _nested(
     model: type[BaseModel], above: str, described: Collection[type[BaseModel]] = ()
 ) -> Iterator[tuple[type[BaseModel], str]]:
-    """Find the models of a model's fields that are not described, each with its path."""
+    """Find the models of a model's fields that are not described yet, each with its path."""
     for name, field in model.model_fields.items():
         path = f"{above}{_key(name, field)}"
         annotation = _annotation(name, field)
@@ -207,7 +208,7 @@ def _nested(
 
 
 def _meanings(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the texts of all fields that are models."""
+    """Yield the descriptions of all fields that are models."""
     for above in (model, *(nested for nested, _ in _nested(model, ""))):
         for name, field in above.model_fields.items():
             for nested in _models(_annotation(name, field)):
@@ -222,7 +223,7 @@ def _block(
     *,
     leave_out: type[BaseModel] | None = None,
 ) -> str:
-    """Return the fields of a model as YAML: meanings above the keys, defaults, and types."""
+    """Return the fields of a model as YAML: descriptions above the keys, defaults, and types."""
     known = leave_out.model_fields if leave_out else {}
     declared = [
         (
@@ -290,7 +291,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def type_text(annotation: Any, metadata: list[Any]) -> str:
-    """Return a field's type as a reader needs it."""
+    """Return a field's type in the form that readers need."""
     if get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
         return type_text(annotation, [*metadata, *_flat(more)])
@@ -321,7 +322,7 @@ def type_text(annotation: Any, metadata: list[Any]) -> str:
 
 
 def _flat(metadata: list[Any]) -> Iterator[Any]:
-    """Yield constraints; a Field() within Annotated has a list of its own."""
+    """Yield constraints. A Field() within Annotated has a list of its own."""
     for each in metadata:
         yield from each.metadata if isinstance(each, FieldInfo) else (each,)
 
@@ -388,7 +389,7 @@ def _duration(value: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """Return the default as YAML; empty if there is none."""
+    """Return the default as YAML. Empty if there is none."""
     value = field.get_default(call_default_factory=True)
     if value is None or value is PydanticUndefined or isinstance(value, BaseModel):
         return ""

@@ -1,7 +1,7 @@
 """
 The docstrings of attributes: the string literal below an assignment, which Python discards.
 
-It must not know how they are used.
+Does not depend on their use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from types import ModuleType
 @cache
 def of_module(module: ModuleType) -> dict[str, str]:
     """
-    Return the docstrings of a module's attributes, and of its classes' as ``Class.name``.
+    Return the docstrings of a module's attributes, and of its classes' attributes as
+    ``Class.name``.
 
     The attributes of a class are those of its body and those that ``__init__`` assigns.
     """
@@ -34,7 +35,8 @@ def of_module(module: ModuleType) -> dict[str, str]:
 
 
 def of_attribute(owner: type, name: str) -> str:
-    """Return the docstring of a class's attribute, which may be inherited; empty without one."""
+    """Return the docstring of a class's attribute, which may be inherited. Empty if there is
+    none."""
     for each in owner.__mro__:
         module = sys.modules.get(each.__module__)
         if module is None or not getattr(module, "__file__", None):
@@ -45,7 +47,7 @@ def of_attribute(owner: type, name: str) -> str:
 
 
 def own_names(owner: type) -> list[str]:
-    """Return the public attributes of a class that have docstrings, in their order."""
+    """Return the public attributes of a class that have docstrings, in order."""
     texts = of_module(sys.modules[owner.__module__])
     names = (name.partition(".") for name in texts)
     return [name for cls, _, name in names if cls == owner.__name__ and name[:1] not in ("_", "")]

@@ -2,7 +2,7 @@
 The generated parts of the page of HostDevicePolicies: the fields of the model with their
 docstrings, and the dangerous device nodes of the code. The rest of the page is written by hand.
 
-It must not know the host.
+Does not depend on the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Markdown of the generated pages: front matter, tables, and docstrings.
 
-It must not know any page.
+Does not depend on any page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIDTH = 120
 
 CODE_WIDTH = 100
-"""The width of generated code blocks: longer lines scroll."""
+"""The width of generated code blocks. Longer lines scroll."""
 
 _ROLE = re.compile(r":[a-z]+:`[~!]?\.*([^`]+)`")
 _CODE = re.compile(r"``([^`]+)``")
@@ -40,14 +40,14 @@ def document(title: str, *, description: str, source: str, body: Iterable[str]) 
 
 
 def paragraph(text: str) -> str:
-    """Wrap a text."""
+    """Wrap a paragraph."""
     return textwrap.fill(
         " ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False
     )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; columns that are empty in all rows are left out."""
+    """Return a table without the columns that are empty in all rows."""
     rows = [[cell(each) for each in row] for row in rows]
     used = [index for index in range(len(head)) if index == 0 or any(row[index] for row in rows)]
     shown = [[each[index] for index in used] for each in (head, *rows)]
@@ -56,20 +56,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text as the cell of a table."""
+    """Return a string as the cell of a table."""
     return " ".join(text.split()).replace("|", "&#124;")
 
 
 def code(text: str) -> str:
-    """Return a text as code, which can be in a cell."""
+    """Return a string as code, which can be in a cell."""
     if "|" in text:
-        # Renderers differ in what a backslash before it means within backticks.
+        # Renderers differ in the meaning of a backslash before a vertical bar within backticks.
         return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
     return f"`{text}`" if text else ""
 
 
 def comments(text: str, mark: str) -> list[str]:
-    """Return a text as the comment lines of a member in a code block, without an indent."""
+    """Return a string as the comment lines of a member in a code block, without an indent."""
     plain = _CODE.sub(r"\1", _ROLE.sub(lambda match: _referenced(match).strip("`"), text))
     return textwrap.wrap(
         " ".join(plain.split()),
@@ -94,14 +94,14 @@ def members(declared: Iterable[tuple[str, str]], mark: str, indent: str) -> list
 
 
 def escaped(text: str) -> str:
-    """Escape what Markdown takes for HTML, outside of code."""
+    """Escape characters that Markdown treats as HTML, outside of code."""
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
 
 
 def prose(text: str) -> str:
-    """Return text of a docstring as Markdown: code and references become code."""
+    """Return the prose of a docstring as Markdown, with code and references as code."""
     return _CODE.sub(r"`\1`", _ROLE.sub(_referenced, text))
 
 
@@ -111,7 +111,7 @@ def _referenced(match: re.Match[str]) -> str:
 
 
 def links(text: str) -> str:
-    """Replace paths and addresses of documentation pages by links from docs/reference."""
+    """Replace paths and URLs of documentation pages with links from docs/reference."""
 
     def link(match: re.Match[str]) -> str:
         name, anchor = match[1], match[2] or ""
@@ -154,7 +154,7 @@ def _bullets(block: str) -> str:
 
 
 def _fields(block: str) -> str:
-    """Return ``:param name: ...`` and the like as a list."""
+    """Return fields such as ``:param name: ...`` as a list."""
     if not block.lstrip().startswith(":") or not _FIELD.match(block.lstrip().splitlines()[0]):
         return ""
     items: list[str] = []

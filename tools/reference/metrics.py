@@ -1,7 +1,7 @@
 """
-The page of metrics: names, types, labels and help texts of the objects that the daemons register.
+The page of metrics: names, types, labels and help strings of the objects that the daemons register.
 
-It must not know how they are measured.
+Does not depend on the measurement of a metric.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_pod_devices", "pod_name"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
 }
-"""The values of labels that are closed sets. An empty one is described by :data:`LABELS`."""
+"""The values of labels with closed sets. :data:`LABELS` describes the empty ones."""
 
 LABELS: Mapping[tuple[str, str], str] = {
     (

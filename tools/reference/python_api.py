@@ -1,7 +1,7 @@
 """
 The pages of the Python API: the public names of drakit and drakit.testing, with their docstrings.
 
-It must not know what a name is for.
+Does not depend on the purpose of a name.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _name(package: Any, name: str) -> Iterator[str]:
 
 
 def _assignment(name: str, value: str) -> str:
-    """Return an assignment as ruff formats it."""
+    """Return an assignment in the format of ruff."""
     value = value.replace("'", '"')
     if len(line := f"{name} = {value}") <= 100:
         return line
@@ -138,7 +138,7 @@ def _assignment(name: str, value: str) -> str:
 
 
 def _alias(home: Any, name: str) -> str:
-    """Return the right side of an alias as the source has it."""
+    """Return the right side of an alias from the source."""
     source = inspect.getsource(home)
     for node in ast.parse(source).body:
         match node:
@@ -150,7 +150,7 @@ def _alias(home: Any, name: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    # Annotations hold validators, which are no part of the contract.
+    # Annotations contain validators, which are not part of the contract.
     return re.sub(r"^Annotated\[(\w+), .*\]$", r"Annotated[\1, ...]", text)
 
 
@@ -173,7 +173,7 @@ def _field_names(found: type) -> list[str]:
 
 
 def _stub(found: type) -> str:
-    """Return the class with its fields and its constructor, as a stub file would."""
+    """Return the class with its fields and its constructor in the form of a stub file."""
     # A field with a self-explanatory name has no docstring.
     declared = ((line, docstrings.of_attribute(found, name)) for name, line in _declarations(found))
     fields = markdown.members(declared, "#", "    ")
@@ -231,7 +231,7 @@ def _quotes(text: str) -> str:
 
 
 def _constructor(found: type) -> Iterator[str]:
-    # A protocol has no constructor of its own. The parameters of a dataclass are its fields.
+    # A protocol does not have its own constructor. The parameters of a dataclass are its fields.
     create = vars(found).get("__init__")
     if dataclasses.is_dataclass(found) or getattr(found, "_is_protocol", False) or create is None:
         return
@@ -292,7 +292,7 @@ def _arguments(parameters: list[inspect.Parameter]) -> list[str]:
 
 
 class _Plain:
-    """An annotation that is shown as its text."""
+    """An annotation that is shown as its source."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,9 +1,9 @@
 """
-The page of the chart's values: keys, defaults and comments of values.yaml, types of its schema.
+The page of the chart's values: keys, defaults and comments of values.yaml, and types of its schema.
 
-A comment stands directly above its key. Its lines that are indented after the ``#`` are an example.
+A comment is directly above its key. Lines that are indented after the ``#`` are an example.
 
-It must not know what the chart does with a value.
+Does not depend on the use of a value in the chart.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _text(comment: str) -> str:
 
 
 def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
-    """Read all keys in their order, with their comments."""
+    """Read all keys in order, with their comments."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     root = cast("yaml.MappingNode", yaml.compose(text))
@@ -112,7 +112,7 @@ def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
         for key, value in node.value:
             name = f"{above}{key.value}"
             comment = _comment(lines, key.start_mark.line)
-            # Without properties, a map has keys that an admin chooses.
+            # Without properties, an admin chooses the keys of a map.
             is_group = "properties" in _resolved(lookup(schema, name), schema)
             # A block collection ends where the next token begins, after empty lines and comments.
             end = value.end_mark.line + (value.end_mark.column > 0)
@@ -136,7 +136,7 @@ def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
 
 
 def _comment(lines: list[str], line: int) -> list[str]:
-    """Return the comment directly above a line; indented lines in it are an example."""
+    """Return the comment directly above a line. Indented lines in it are an example."""
     found: list[str] = []
     for above in reversed(lines[:line]):
         match = re.fullmatch(r"\s*# ?(.*)", above)
@@ -155,7 +155,7 @@ def lookup(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 def type_text(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Return a type as a reader needs it."""
+    """Return a type in the form that readers need."""
     name = part.get("$ref", "").rpartition("/")[2]
     if name in ("duration", "positiveDuration"):
         return "duration"

@@ -1,6 +1,6 @@
 """
-Releases: the project's version, and everything that a release consists of.
+Releases: the project's version, and all parts of a release.
 
-:mod:`.version` owns the version and writes it to all files that state it. :mod:`.__main__` builds
-a release into a folder.
+:mod:`.version` defines the version and writes it to all files that state it. :mod:`.__main__`
+builds a release in a folder.
 """

@@ -1,14 +1,14 @@
 """
-Builds a release into a folder: `make release-dry-run`.
+Builds a release in a folder: `make release-dry-run`.
 
-It needs no registry and no key. All files depend only on the sources and on pinned requirements:
-two runs write equal files, and `--compare FOLDER` fails if their checksums differ.
+The build needs no registry and no key. All files depend only on the sources and on pinned
+requirements: two runs write equal files, and `--compare FOLDER` fails if their checksums differ.
 
     drakit-VERSION.tar.gz, *.whl        the Python packages: sources, and wheels for each platform
     images/drakit-COMPONENT/            an OCI layout with the images for amd64 and arm64
     drakit-VERSION.tgz                  the chart, with the digests of these images
     kubectl-drakit-*.tar.gz             the archives of the krew plugin; drakit.yaml is its manifest
-    sbom/*.cdx.json                     what images and archives contain (CycloneDX)
+    sbom/*.cdx.json                     the contents of images and archives (CycloneDX)
     RELEASE-NOTES.md, SHA256SUMS
 """
 
@@ -37,11 +37,11 @@ from tools.release.version import ROOT, current
 from tools.site.source import config
 
 MACHINES = {AMD64: "x86_64", ARM64: "aarch64"}
-"""Architecture in the words of Go and of images -> in those of Python."""
+"""Architectures in the terms of Go and of images, and in those of Python."""
 
 
 class Build:
-    """A release that is being built into a folder."""
+    """A release that is being built in a folder."""
 
     def __init__(self, folder: Path, *, architectures: Iterable[str], repository: str) -> None:
         self._folder = folder
@@ -108,7 +108,7 @@ class Build:
                 self._scan(syft, f"dir:{scratch}", name)
 
     def _scan(self, syft: Path, source: str, name: str, *options: str) -> None:
-        """Write what a source contains, without the time and the number of this run."""
+        """Write the contents of a source, without the time and the number of this run."""
         output = run(
             [
                 *(syft, "scan", source, "--quiet", "--output=cyclonedx-json"),
@@ -122,8 +122,8 @@ class Build:
         found.pop("serialNumber", None)
         found["metadata"].pop("timestamp", None)
         if source.startswith("dir:"):
-            # An archive has each package once for each Python, and syft links any of them. The
-            # reference is made from the path, which is temporary.
+            # An archive contains each package once for each Python version, and syft links any of
+            # them. The reference is derived from the path, which is temporary.
             found.pop("dependencies", None)
             found["metadata"]["component"].pop("bom-ref", None)
         file = self._folder / "sbom" / f"{name}.cdx.json"
@@ -140,7 +140,7 @@ class Build:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return the files of two releases that are not equal, by their checksums."""
+    """Return the files of two releases that differ, by their checksums."""
     first, second = _checksums(one), _checksums(other)
     return sorted(name for name in first | second if first.get(name) != second.get(name))
 

@@ -1,6 +1,6 @@
 """
 The files of a release that are written from the sources: the chart's package, the release notes and
-the checksums. Equal sources make equal files.
+the checksums. Equal sources result in equal files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def write_chart(
     Write the package of the chart, with images that are pinned by digest.
 
     :param repository: the prefix of the image names, as in the value `image.repository`.
-    :param digests: component -> digest of its image, such as `sha256:...`.
+    :param digests: the digest of each component's image, such as `sha256:...`.
     """
     package = folder / f"drakit-{version.semantic}.tgz"
     with tempfile.TemporaryDirectory() as scratch:
@@ -42,7 +42,7 @@ def write_chart(
 
 
 def pinned(values: str, *, repository: str, digests: Mapping[str, str]) -> str:
-    """Return the text of values.yaml with the repository and the digests as its defaults."""
+    """Return the content of values.yaml with the repository and the digests as its defaults."""
     section = re.search(r"^image:\n(?:(?: .*)?\n)+", values, re.MULTILINE)
     if section is None:
         raise LookupError("values.yaml does not have the section image")
@@ -67,7 +67,7 @@ def release_notes(version: Version) -> str:
 
 
 def _address(target: str, version: Version) -> str:
-    """Return the address of a link's target, because release notes are read outside the site."""
+    """Return the URL of a link's target, because release notes are read outside the site."""
     path, mark, anchor = target.partition("#")
     if is_external(target):
         return target

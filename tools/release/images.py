@@ -1,9 +1,9 @@
 """
 The images of a release: one OCI layout for each component, with an image for each platform.
 
-The images for amd64 are those that the Dockerfile builds. Nothing here can run programs for arm64.
-Therefore, the arm64 images are assembled: scripts and modules in Python are those of the amd64
-image, libraries and extension modules come from Debian's packages and from wheels for arm64, and Go
+The images for amd64 are those that the Dockerfile builds. Programs for arm64 cannot run here.
+Therefore, the arm64 images are assembled: scripts and Python modules are those of the amd64 image,
+libraries and extension modules come from Debian's packages and from wheels for arm64, and Go
 compiles its programs for arm64. The arm64 images are untested.
 """
 
@@ -31,13 +31,13 @@ from e2e.images.root import stripped
 AMD64, ARM64 = "amd64", "arm64"
 
 PROGRAMS = "drakit-cel-"
-"""The start of the names of the operator's programs in Go."""
+"""The start of the names of the operator's Go programs."""
 
 TRANSLATIONS = (
     ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"),
     ("x86_64-linux-gnu", "aarch64-linux-gnu"),
 )
-"""Parts of paths on amd64, and the same parts on arm64."""
+"""Parts of paths on amd64, and the corresponding parts on arm64."""
 
 ELF = b"\x7fELF"
 PT_LOAD, PT_DYNAMIC, DT_NEEDED, DT_STRTAB = 1, 2, 1, 5
@@ -62,14 +62,14 @@ class Entry:
 
 
 Files = dict[str, Entry]
-"""Path in the image, without the first slash -> entry."""
+"""Entries by path in the image, without the first slash."""
 
 
 def write_layouts(
     folder: Path, *, architectures: Iterable[str], report: Callable[[str], None] = print
 ) -> dict[str, str]:
     """
-    Write an OCI layout for each component below `folder`; return the digests of their indexes.
+    Write an OCI layout for each component below `folder`. Return the digests of their indexes.
 
     Needs root, for the tools that build the images.
 
@@ -91,7 +91,7 @@ def write_layouts(
 
 
 def _write_layout(layout: Path, archives: Mapping[str, Path], storage: Path) -> str:
-    """Write docker-archives as one OCI layout; return the digest of its only index."""
+    """Write docker-archives as one OCI layout. Return the digest of its only index."""
     buildah = (
         *("buildah", "--storage-driver=vfs"),
         *("--root", str(storage / "root"), "--runroot", str(storage / "run")),
@@ -183,7 +183,7 @@ def read_files(archive: Path) -> Files:
 
 
 def add_layer(files: Files, layer: tarfile.TarFile) -> None:
-    """Add a layer to the files of those below it. It can also remove files."""
+    """Add a layer to the files of the layers below it. A layer can also remove files."""
     for info in layer:
         name = info.name.removeprefix("./").strip("/")
         path = PurePosixPath(name)
@@ -210,7 +210,7 @@ def for_arm64(
 
     :param debian: the file system of the same Debian release for arm64.
     :param wheels: the wheels for arm64 of packages with extension modules.
-    :param programs: the programs in Go for arm64, by name.
+    :param programs: the Go programs for arm64, by name.
     :raises AssemblyError: there is no arm64 version of a file.
     """
     result: Files = {}
@@ -242,7 +242,7 @@ def for_arm64(
 
 
 def _add_libraries(files: Files, debian: Files) -> None:
-    """Add the libraries that machine code needs on arm64 and not on amd64."""
+    """Add the libraries that machine code needs on arm64 but not on amd64."""
     present = {PurePosixPath(name).name for name in files}
     waiting = [entry for entry in files.values() if entry.is_elf]
     while waiting:
@@ -295,7 +295,7 @@ def translated(path: str) -> str:
 
 
 def _portable(name: str, entry: Entry) -> Entry:
-    """Return an entry without machine code as it is on arm64."""
+    """Return an entry without machine code in its form on arm64."""
     if entry.info.issym():
         info = entry.info.replace(linkname=translated(entry.info.linkname), deep=False)
         return Entry(info=info)
@@ -339,7 +339,7 @@ def _machine_code(wheel: Path, packages: str) -> Files:
 
 
 def write_layer(path: Path, files: Files) -> None:
-    """Write files as the layer of an image; equal files make equal layers."""
+    """Write files as the layer of an image. Equal files result in equal layers."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as layer:
         for name, entry in sorted(files.items()):
             info = tarfile.TarInfo(name)

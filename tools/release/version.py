@@ -5,7 +5,7 @@ The version of the project, and the files that state it.
     python -m tools.release.version --set 0.2.0.dev0   write it to all files
     python -m tools.release.version --tag v0.2.0       fail unless it is the version of this tag
 
-`pyproject.toml` has the version. All other files repeat it, and a unit test compares them.
+`pyproject.toml` defines the version. All other files repeat it, and a unit test compares them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ class Version:
     """A version of the project, in the formats of Python, semantic versioning and the site."""
 
     python: str
-    """Such as 0.1.0.dev0: Python packages, images, and the chart's appVersion."""
+    """The Python format, such as 0.1.0.dev0: Python packages, images, and the chart's
+    appVersion."""
 
     @property
     def semantic(self) -> str:
-        """Such as 0.1.0-dev.0: the chart, the krew plugin and the Go module."""
+        """Semantic versioning, such as 0.1.0-dev.0: the chart, the krew plugin and the Go
+        module."""
         return self.python.replace(".dev", "-dev.")
 
     @property
     def release(self) -> str:
-        """The release: 0.1.0, also during the development of 0.1.0."""
+        """The release, such as 0.1.0, even during the development of 0.1.0."""
         return self.python.partition(".dev")[0]
 
     @property
@@ -100,7 +102,7 @@ PLACES = (
         Place(files=files, pattern=_EXAMPLE_IMAGES, form=lambda v: v.release)
         for files in ("README.md", "docs/**/*.md", "examples/**")
     ),
-    # The notes of the chart, values, alerts and `kubectl drakit doctor` link to the pages about the
+    # The notes of the chart, values, alerts and `kubectl drakit doctor` link to the pages for the
     # installed version, which stay when a later version moves or changes them.
     *(
         Place(files=files, pattern=_SITE, form=lambda v: v.site)
@@ -121,7 +123,7 @@ def current() -> Version:
 
 
 def rewritten(place: Place, version: Version) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a place with their text for a version; each place has at least one."""
+    """Yield the files of a place with their content for a version. Each place has at least one."""
     found = False
     for path in _listed(place.files):
         text = path.read_text()

@@ -1,8 +1,8 @@
 """
 The commands of the site: `make docs` and `make docs-serve`.
 
-    python -m tools.site build [--tag v0.2.1]       build and check it: build/docs/site
-    python -m tools.site serve [--address :8000]    for authors: rebuilt as you write
+    python -m tools.site build [--tag v0.2.1]       build and check the site: build/docs/site
+    python -m tools.site serve [--address :8000]    serve it, and rebuild it when files change
 
 :mod:`.versions` adds a built site to the published ones.
 """
@@ -38,7 +38,7 @@ def build(version: str) -> None:
     fail([*check_nav(), *check_links()])
     clean(BUILD)
     Source(BUILD, version=version).write()
-    # It checks the links between pages, and their anchors.
+    # Zensical checks the links between pages, and their anchors.
     command = [*ZENSICAL, "build", "--strict", "--clean", "-f", str(BUILD / "mkdocs.yml")]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit("Zensical found faults in the documentation")
@@ -49,8 +49,9 @@ def build(version: str) -> None:
 
 
 def serve(address: str) -> None:
-    """Serve the site, and update the source, which Zensical watches, as the repository changes."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the server as well
+    """Serve the site, and update the source, which Zensical watches, when the repository
+    changes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the server
     source = Source(BUILD)
     source.write()
     server = subprocess.Popen([*ZENSICAL, "serve", "-a", address, "-f", str(BUILD / "mkdocs.yml")])

@@ -1,8 +1,8 @@
 """
-Looks at every page of the built site in a real browser: `make docs-check-browser`.
+Loads every page of the built site in a real browser: `make docs-check-browser`.
 
-Each page is loaded at two widths, in light and in dark (pages that show files of the repository:
-in light). A page is faulty if
+Each page is loaded at two widths, in light and in dark mode. Pages that show files of the
+repository are loaded only in light mode. A page is faulty if
 
 * an image does not load, or any request fails,
 * the page scrolls sideways, or a part of it is cut off at the right,
@@ -11,8 +11,8 @@ in light). A page is faulty if
 
 The search of the start page must find a word. `--screenshots FOLDER` keeps a picture of each page.
 
-The browser is Chromium (Debian: `apt-get install chromium`), driven over its debugging pipe: this
-needs no library and no open port. The module must not know how the site is built.
+The browser is Chromium (Debian: `apt-get install chromium`), controlled over its debugging pipe,
+which needs no library and no open port. Does not depend on the build of the site.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SITE = ROOT / "build" / "docs" / "site"
 WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
 TIMEOUT_SECONDS = 30
-"""The longest wait for one answer of the browser; a loaded machine needs a few seconds."""
+"""The longest wait for a response of the browser. A loaded machine needs a few seconds."""
 SETTLED_SECONDS = 10
 """The longest wait for a page's images and for the result of a search."""
 
-# Wide tables and code scroll inside themselves: what they hide is not cut off.
+# Wide tables and code scroll inside themselves, so their hidden parts are not cut off.
 INSPECT = """(() => {
   const width = document.documentElement.clientWidth;
   const faults = [];
@@ -94,16 +94,17 @@ FOUND = """[document, ...[...document.querySelectorAll('*')].map(e => e.shadowRo
 
 
 class BrowserError(Exception):
-    """The browser does not do what every page needs: nothing can be said about pages."""
+    """The browser fails in a way that affects every page, so no page can be judged."""
 
 
 class Browser:
-    """Chromium, spoken to in the DevTools protocol: one JSON message, one zero byte."""
+    """Chromium, controlled with the DevTools protocol: JSON messages, each with a null byte at its
+    end."""
 
     def __init__(self, program: str, profile: str) -> None:
         theirs_in, self._send = os.pipe()
         self._receive, theirs_out = os.pipe()
-        # Chromium reads 3 and writes 4: our ends must not be there.
+        # Chromium reads from 3 and writes to 4, so our ends must have other numbers.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (theirs_in, theirs_out)]
 
         def as_3_and_4() -> None:
@@ -148,7 +149,7 @@ class Browser:
         ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        # The theme remembers a reader's colours: each page is loaded as by a new reader.
+        # The theme stores a reader's colors. Each page is loaded as if by a new reader.
         forget = "if (location.protocol.startsWith('http')) localStorage.clear()"
         self.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
 
@@ -174,7 +175,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, seconds: float = SETTLED_SECONDS) -> Any:
-        """Return the expression's value as soon as it is true, or its last one."""
+        """Return the expression's value as soon as it is true, or its last value."""
         end = time.monotonic() + seconds
         while True:
             value = self.value(expression)
@@ -195,7 +196,7 @@ class Browser:
 
 
 def faults_of(events: list[dict[str, Any]], host: str) -> Iterator[str]:
-    """Yield what the browser reported while it loaded a page."""
+    """Yield the problems that the browser reported while it loaded a page."""
     for event in events:
         method, params = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
@@ -230,7 +231,7 @@ class Visit:
 
 
 def visit(browser: Browser, base: str, look: Visit, pictures: Path | None) -> list[str]:
-    # The page before must be gone: it would notice the new colours, and store them.
+    # The previous page must be gone, because it would notice and store the new colors.
     browser.call("Page.navigate", url="about:blank")
     browser.wait_for("location.href === 'about:blank'")
     browser.call(
@@ -244,7 +245,7 @@ def visit(browser: Browser, base: str, look: Visit, pictures: Path | None) -> li
     browser.call("Emulation.setEmulatedMedia", features=media)
     browser.events.clear()
     browser.call("Page.navigate", url=base + look.page)
-    # The theme's script sets the colours a moment later.
+    # The theme's script sets the colors a moment later.
     scheme = {"light": "default", "dark": "slate"}[look.scheme]
     coloured = f"document.body.dataset.mdColorScheme === '{scheme}'"
     browser.wait_for(f"location.href === {json.dumps(base + look.page)} && {SETTLED} && {coloured}")
@@ -259,7 +260,7 @@ def search(browser: Browser, base: str, word: str) -> list[str]:
     """Type a word into the search of the start page, and return the pages that it finds."""
     browser.call("Page.navigate", url=base)
     browser.wait_for(f"location.href === {json.dumps(base)} && {SETTLED}")
-    for _ in range(SETTLED_SECONDS):  # the page may not listen to its search field at once
+    for _ in range(SETTLED_SECONDS):  # the page may not handle input in its search field at once
         browser.wait_for(f"{SEARCH}({json.dumps(word)})")
         if found := browser.wait_for(FOUND, seconds=1):
             return found

@@ -1,8 +1,8 @@
 """
-Checks of the built site: a browser loads nothing from another host.
+Checks that a browser loads nothing from another host for the built site.
 
-It reads HTML and CSS as a browser does, so that it also sees what the theme and raw HTML bring.
-:mod:`.source` and Zensical check before this where links lead.
+The check reads HTML and CSS as a browser does, so that it includes the theme and raw HTML. Before
+that, :mod:`.source` and Zensical check the targets of links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASSETS = {
     "use": ("href", "xlink:href"),
     "video": ("src", "poster"),
 }
-"""Attributes that a browser fetches by itself, by element."""
+"""Attributes whose URLs a browser fetches automatically, by element."""
 NOT_FETCHED = {"canonical", "alternate", "prev", "next", "describedby"}
 _CSS = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 

@@ -1,10 +1,10 @@
 """
-Links in Markdown pages: where they are and where they lead.
+Finds the links in Markdown pages, and their targets.
 
 A page of docs/ is read in two places: in the repository and on the site. It links to files with
 relative paths, which work in the repository. :mod:`.source` rewrites them for the site.
 
-It must not know Zensical or HTML.
+Does not depend on Zensical or HTML.
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ def replace_links(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def is_external(target: str) -> bool:
-    """Report whether a target has a scheme (https:, mailto:) or names a host."""
+    """Return whether a target has a scheme (https:, mailto:) or names a host."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//", target) is not None

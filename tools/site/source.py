@@ -1,15 +1,15 @@
 """
-The source of the site: what Zensical reads, written to build/docs from docs/ and mkdocs.yml.
+The source of the site for Zensical, written to build/docs from docs/ and mkdocs.yml.
 
-Pages are copied line by line, so that a line number of a message is one of the page. Three things
-change on the way:
+Pages are copied line by line, so that the line number in a message is that of the page. Three
+things change:
 
 * A link to a file of the repository outside docs/ leads to a page of the site that shows this file,
-  in the version that the site describes. The site so works offline, and from a fork.
-* The marker `<!-- changes -->` is replaced by the fragments in changes/.
+  in the version that the site describes. The site therefore works offline, and from a fork.
+* The marker `<!-- changes -->` is replaced with the fragments in changes/.
 * Pages that show files are added below `repository/`.
 
-It must not know the versions of the published site, or HTML.
+Does not depend on the versions of the published site, or on HTML.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SHOWN = "repository"
 """The folder of the site with the pages that show files of the repository."""
 
 LINKING = (DOCS, "changes", "examples", "tests")
-"""Folders with Markdown files whose links are checked: the site shows them."""
+"""Folders with Markdown files whose links are checked, because the site shows them."""
 
 KINDS = {"removal": "Removals", "security": "Security", "feature": "Features", "fix": "Fixes"}
-"""In the order of the page: what needs a step of the reader comes first."""
+"""The kinds in the order of the page: changes that require action by the reader come first."""
 LANGUAGES = {
     ".go": "go",
     ".json": "json",
@@ -46,7 +46,8 @@ LANGUAGES = {
     ".yml": "yaml",
 }
 LISTED_FILES = 40
-"""A folder with more files than this is shown as a list of names: test data needs no pages."""
+"""A folder with more files than this is shown as a list of names, because test data needs no
+pages."""
 MARKER = "<!-- changes -->"
 
 
@@ -76,7 +77,7 @@ def pages(root: Path = ROOT) -> list[str]:
 
 
 def check_nav(root: Path = ROOT) -> list[str]:
-    """Return the faults of the nav: each page has one entry, each entry a page."""
+    """Return the faults of the nav: each page has one entry, and each entry has a page."""
     written, listed = pages(root), list(nav_pages(config(root)["nav"]))
     faults = [
         f"mkdocs.yml: the nav has no entry for docs/{page}"
@@ -91,7 +92,7 @@ def check_nav(root: Path = ROOT) -> list[str]:
 
 
 def check_links(root: Path = ROOT) -> list[str]:
-    """Return the links that lead nowhere; Zensical checks only those between pages."""
+    """Return the broken links. Zensical checks only those between pages."""
     faults = []
     files = [*root.glob("*.md"), *(f for name in LINKING for f in (root / name).rglob("*.md"))]
     for file in sorted(files):
@@ -137,7 +138,7 @@ def _item(text: str) -> str:
 
 
 def _relocated(text: str, old: Path, new: Path) -> str:
-    """Return text whose relative links lead from another folder to where they led from its own."""
+    """Return Markdown with relative links that have the same targets from another folder."""
 
     def moved(target: str) -> str:
         path, mark, anchor = target.partition("#")
@@ -157,13 +158,13 @@ class Source:
         self._shown: list[Path] = []
 
     def write(self) -> None:
-        """Write mkdocs.yml and all pages; remove what no page has any more."""
+        """Write mkdocs.yml and all pages. Remove files that no page uses any more."""
         self._written.clear()
         self._shown.clear()
         text = (self.root / "mkdocs.yml").read_text()
         text = re.sub(r"^docs_dir:.*$", "docs_dir: source", text, flags=re.MULTILINE)
         text = re.sub(r"^site_dir:.*$", "site_dir: html", text, flags=re.MULTILINE)
-        # Each published version is a folder of the site. What `serve` shows has no address.
+        # Each published version is a folder of the site. `serve` has no URL.
         address = rf"\g<1>{self._version}/" if self._version else ""
         text = re.sub(r"^(site_url: .*/)$", address, text, flags=re.MULTILINE)
         text = re.sub(
@@ -181,7 +182,7 @@ class Source:
         self._remove_others()
 
     def _place(self, file: Path) -> Path:
-        """Return where the source of the site has a file of the repository."""
+        """Return the path of a file of the repository in the source of the site."""
         path = file.relative_to(self.root)
         if path.parts[0] == DOCS:
             return self.target / "source" / path.relative_to(DOCS)
@@ -253,5 +254,5 @@ class Source:
 
 
 def clean(target: Path) -> None:
-    """Remove what an earlier build left."""
+    """Remove the files of an earlier build."""
     shutil.rmtree(target, ignore_errors=True)

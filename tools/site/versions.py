@@ -4,13 +4,13 @@ The versions of the published site: a folder for each, and the list that the ver
     python -m tools.site.versions FOLDER --tag v0.2.1    add the built site to the published ones
 
     0.2/  latest/  dev/     one built site each; an alias is a copy, as not every host has symlinks
-    versions.json           what the selector offers
+    versions.json           the entries of the version selector
     index.html              leads to `latest`, or to `dev` before the first release
     404.html                that of the same version: GitHub Pages shows it for every missing page
 
-Zensical has no versions of its own yet, but its theme reads the list that mike writes. This module
-writes the same list, without mike, which exists for Zensical only as a Git branch. It needs only
-the standard library, because the job that publishes can write to the repository.
+Zensical does not support versions yet, but its theme reads the list that mike writes. This module
+writes the same list, without mike, which supports Zensical only in a Git branch. It needs only the
+standard library, because the job that publishes can write to the repository.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REDIRECT = """<!doctype html>
 
 
 def publish(html: Path, *, site: Path, version: str, aliases: list[str]) -> None:
-    """Put a built site into the published one, as a version and as its aliases."""
+    """Copy a built site into the published one, as a version and as its aliases."""
     if not NAME.fullmatch(version):
         raise SystemExit(f"{version}: a version of the site is X.Y or dev")
     site.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def publish(html: Path, *, site: Path, version: str, aliases: list[str]) -> None
 def with_version(
     known: list[dict[str, Any]], version: str, aliases: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the list with a version added or replaced: an alias belongs to one version only."""
+    """Return the list with a version added or replaced. An alias belongs to only one version."""
     others = [
         {**entry, "aliases": [name for name in entry["aliases"] if name not in aliases]}
         for entry in known
@@ -80,7 +80,7 @@ def _rank(entry: dict[str, Any]) -> tuple[float, float]:
 
 
 def newest(known: list[dict[str, Any]], version: str) -> bool:
-    """Report whether no published version is newer, so that `latest` moves to this one."""
+    """Return whether no published version is newer, so that `latest` moves to this one."""
     rank = _rank({"version": version})
     return all(_rank(entry) <= rank for entry in known)
 
@@ -96,7 +96,8 @@ def version_of(tag: str | None) -> str:
 
 
 def publish_tag(html: Path, site: Path, tag: str | None) -> None:
-    """Publish a release as X.Y, and as `latest` if no newer one is published; else as `dev`."""
+    """Publish a release as X.Y, and as `latest` if no newer one is published. Without a tag,
+    publish `dev`."""
     version, aliases = version_of(tag), []
     if tag:
         file = site / "versions.json"

@@ -1,7 +1,7 @@
 """
 Counts the words of the documentation: `python -m tools.site.words` prints them per section.
 
-Tables count. Front matter, comments and fenced code do not.
+The count includes tables, but not front matter, comments and fenced code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
-Selectors evaluated, by the evaluator that is installed here: :mod:`.helper` asks the program of
-``operator/cel``, Kubernetes' own compiler, else :mod:`.library` uses a Python library.
+Evaluates selectors with the installed evaluator: :mod:`.helper` uses the program of
+``operator/cel``, which is Kubernetes' own compiler. Otherwise, :mod:`.library` uses a Python
+library.
 
-It must not know slices, claims, or why a selector is evaluated.
+Does not depend on slices, claims, or the purpose of an evaluation.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ __all__ = ("NoEvaluatorError", "installed_selectors", "is_installed")
 
 
 class NoEvaluatorError(Exception):
-    """Neither of the two is installed; the text names the remedy."""
+    """Neither evaluator is installed. The message names the remedy."""
 
 
 def is_installed() -> bool:
-    """Return whether one of the two is installed, without loading it."""
+    """Return whether an evaluator is installed, without loading it."""
     return find_helper() is not None or find_spec("cel_expr_python") is not None
 
 
@@ -28,7 +29,7 @@ def installed_selectors(minor: str = "") -> tuple[Selectors, str]:
     """
     Return the evaluator, and a name for it.
 
-    :param minor: the minor release of the cluster, such as 1.37; empty if it is unknown.
+    :param minor: the minor release of the cluster, such as 1.37. Empty if unknown.
     :raises NoEvaluatorError: none is installed.
     """
     program = find_helper(minor)

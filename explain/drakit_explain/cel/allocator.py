@@ -1,10 +1,10 @@
 """
-Kubernetes' own allocator, of the cluster's release: it decides whether claims fit.
+Kubernetes' own allocator, in the cluster's release: it decides whether claims fit.
 
-The program of a minor release answers (``operator/cel``). Where none is installed, or the program
-has no answer, nothing is decided.
+The program of a minor release runs the queries (``operator/cel``). If no program is installed, or
+the program has no result, nothing is decided.
 
-Does not depend on how a question is planned, or on what is done with an answer.
+Does not depend on the planning of a query, or on the use of a result.
 """
 
 from __future__ import annotations
@@ -24,40 +24,38 @@ OLDEST_MINOR = min(int(each.removeprefix("1.")) for each in DEFAULT_GATES)
 
 class Allocator:
     """
-    Asks the program of the cluster's release.
+    Runs queries with the program of the cluster's release.
 
-    Not thread-safe, and one question at a time; close it.
+    Not thread-safe, and one query at a time. Must be closed.
     """
 
     def __init__(self, find: Callable[[str], Path | None] = find_release) -> None:
-        """
-        :param find: returns the program of a minor release such as 1.37, if it is installed.
-        """
+        """:param find: returns the program of a minor release, such as 1.37, if it is installed."""
         self._find = find
         self._helper: Helper | None = None
         self._release = ""
         self._gates: Mapping[str, bool] | None = None
         self.problem: str = ""
-        """Why the last question was not asked, or not answered by the program."""
+        """Why the program did not run the last query, or had no result."""
 
     def use(self, gates: Mapping[str, bool] | None) -> bool:
-        """Allocate with these feature gates from now on; None means the defaults of the release.
-        Return whether that is a change."""
+        """Use these feature gates from now on. None means the defaults of the release. Return
+        whether that is a change."""
         changed = gates != self._gates
         self._gates = gates
         return changed
 
     def close(self) -> None:
-        """End the program."""
+        """Stop the program."""
         if self._helper is not None:
             self._helper.close()
         self._helper = None
         self._release = ""
 
     def answer(self, question: Question) -> Verdict:
-        """Return the allocator's verdict; it may take seconds."""
-        # For an unknown release, the newest allocator that is installed decides; for one that is
-        # older than all of them, the oldest.
+        """Return the allocator's verdict. This may take seconds."""
+        # For an unknown release, the newest installed allocator decides. For a release that is
+        # older than all of them, the oldest one does.
         releases = list(DEFAULT_GATES)[::-1]
         if (minor := question.minor) is not None:
             releases = [f"1.{max(minor, OLDEST_MINOR)}"]

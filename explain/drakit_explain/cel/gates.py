@@ -1,11 +1,12 @@
 """
-Reads the feature gates of a cluster that change what a CEL selector means, or what the scheduler's
-allocator does.
+Reads the feature gates of a cluster that change the meaning of a CEL selector, or the behavior of
+the scheduler's allocator.
 
-The API server's metrics name its gates; the scheduler, which evaluates selectors, normally has the
-same ones. Nothing else in the API shows them: its schemas have the fields of a gate that is off.
+The API server's metrics contain its gates. The scheduler, which evaluates selectors, normally has
+the same ones. No other part of the API shows them: its schemas include the fields of disabled
+gates.
 
-It must not know who evaluates selectors, or when the gates are read.
+Does not depend on the evaluator, or on the time at which the gates are read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from drakit_explain.selectors import FeatureGates
 PATH = "/metrics"
 
 READ_SECONDS = 15.0
-"""Longest wait for the metrics. A large API server needs seconds to write them."""
+"""The longest wait for the metrics. A large API server needs seconds to write them."""
 
 MAX_BYTES = 64 << 20
 """Bytes that are read before the gates. Metrics are sorted, and the gates are in the middle."""
 
 METRIC = b"kubernetes_feature_enabled"
 _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
-"""The fields and functions of selectors that only exist with a gate."""
+"""The fields and functions of selectors that exist only with a gate."""
 
 _LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
 
@@ -61,31 +62,31 @@ DEFAULT_GATES: Mapping[str, frozenset[str]] = {
     "1.34": _ON_IN_1_34,
     "1.35": _ON_IN_1_34,
     "1.36": _ON_IN_1_36,
-    # DRAFractionalCapacityRange is on only with --min-compatibility-version=1.37.
+    # DRAFractionalCapacityRange is enabled only with --min-compatibility-version=1.37.
     "1.37": _ON_IN_1_36,
     "1.38": _ON_IN_1_36,  # as of 1.38.0-alpha.0
 }
-"""The gates of `ALLOCATOR_GATES` that are on by default, by minor release (Kubernetes'
+"""The gates of `ALLOCATOR_GATES` that are enabled by default, by minor release (Kubernetes'
 ``pkg/features/kube_features.go``)."""
 
 
 class GatesUnknownError(Exception):
-    """The API server's metrics do not have its feature gates, or are too large or too slow."""
+    """The API server's metrics do not contain its feature gates, or are too large or too slow."""
 
 
 class TextReader(Protocol):
-    """The request that is needed of a session."""
+    """The request of a session that this module needs."""
 
     def lines(self, path: str) -> AsyncGenerator[bytes]:
-        """Get a text, line by line. Raises ApiError."""
+        """Get text line by line. Raises ApiError."""
         ...
 
 
 def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
     """
-    Return the gates that concern selectors, of all that an API server names.
+    Return the gates that affect selectors, from all gates of an API server.
 
-    A gate that it does not name is off: this version of Kubernetes does not have it.
+    A missing gate is off, because this version of Kubernetes does not have it.
     """
     return FeatureGates(
         consumable_capacity=enabled.get("DRAConsumableCapacity", False),
@@ -94,18 +95,18 @@ def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
 
 
 def allocator_gates(enabled: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the gates that change a verdict, of all that an API server names."""
+    """Return the gates that change a verdict, from all gates of an API server."""
     return {name: enabled.get(name, False) for name in ALLOCATOR_GATES}
 
 
 def rules_work(enabled: Mapping[str, bool]) -> bool:
-    """Return whether DeviceTaintRules have an effect, from all gates that an API server names. In
-    Kubernetes 1.34, they have no gate of their own; a later release may have none at all."""
+    """Return whether DeviceTaintRules have an effect, from all gates of an API server. In
+    Kubernetes 1.34, they do not have a gate of their own. A later release may have no gate."""
     return enabled.get("DRADeviceTaintRules", enabled.get("DRADeviceTaints", True))
 
 
 def depend_on_gates(expressions: Iterable[str]) -> bool:
-    """Return whether a selector uses what a feature gate adds."""
+    """Return whether a selector uses a feature that depends on a gate."""
     return any(_OF_GATES.search(each) for each in expressions)
 
 
@@ -113,8 +114,8 @@ async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, boo
     """
     Read all gates of the API server, or of another component with these metrics, by name.
 
-    :raises GatesUnknownError: it names none at all.
-    :raises ApiError: it does not answer, or its metrics may not be read.
+    :raises GatesUnknownError: the metrics contain no gates.
+    :raises ApiError: it does not respond, or its metrics may not be read.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -135,7 +136,7 @@ async def _read(session: TextReader, path: str) -> dict[str, bool]:
             if found := _LINE.match(line):
                 enabled[found[1].decode()] = found[2] == b"1"
             elif enabled and not line.startswith(METRIC):
-                break  # all of a metric is in one place, and the rest can be many MiB
+                break  # all samples of a metric are together, and the rest can be many MiB
     if not enabled:
         raise GatesUnknownError(f"{path} of the API server has no {METRIC.decode()}")
     return enabled

@@ -1,14 +1,15 @@
 """
-The helper program ``drakit-cel``: Kubernetes' own CEL compiler and allocator, asked over a pipe.
+The helper program ``drakit-cel``: Kubernetes' own CEL compiler and allocator, used over a pipe.
 
 There is a build for each minor release of Kubernetes (``drakit-cel-1.37``).
 
-One JSON object a line each way (``operator/cel/main.go``). The program is stateless: one that dies,
-hangs or gives a malformed answer is replaced, and the question is asked once more. A new process
-must first answer an empty question. So a failure has one of two causes: the program (then the next
-start waits for a backoff), or the question (then other questions are answered as before).
+Each message in either direction is one line of JSON (``operator/cel/main.go``). The program is
+stateless: if it dies, hangs or returns a malformed response, it is replaced, and the query is sent
+once more. A new process must first respond to an empty query. Therefore, a failure has one of two
+causes. If it is the program, the next start waits for a backoff. If it is the query, other queries
+still get responses.
 
-It must not know slices, claims, or why a selector is evaluated.
+Does not depend on slices, claims, or the purpose of an evaluation.
 """
 
 from __future__ import annotations
@@ -35,70 +36,71 @@ from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 NAME = "drakit-cel"
 
 INCLUDED = Path(__file__).with_name("programs")
-"""The programs in a wheel of one platform (`tools/wheel.py`); no other installation has them."""
+"""The programs in a wheel for one platform (`tools/wheel.py`). No other installation has them."""
 
 _MINORS = tuple(DEFAULT_GATES)
 
 ANSWER_SECONDS = 5.0
-"""Longest wait for one answer: most take milliseconds, and the program itself gives up after 2 s.
-Meanwhile, all other questions wait."""
+"""The longest wait for a response. Most take milliseconds, and the program itself gives up after 2
+s. During the wait, all other queries wait, too."""
 
 COMPILE_SECONDS = 0.03
-"""Longest time to compile one selector."""
+"""The longest time to compile one selector."""
 
 MAX_EXPRESSIONS = 100
-"""Expressions in one question."""
+"""The limit of expressions in one query."""
 
 FIRST_PAUSE_SECONDS = 1.0
-"""Pause after a start that failed; it doubles with each further one."""
+"""The pause after a failed start. It doubles with each further failure."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 
 QUESTION_SECONDS = 300.0
-"""Pause before a question is asked again that ended two processes, or had no answer in time."""
+"""The pause before a query is repeated that ended two processes, or that had no response in
+time."""
 
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer; one of 2,000 devices has some kilobytes."""
+"""The size limit of a response. A response about 2,000 devices has some kilobytes."""
 
 CHUNK = 1 << 16
 
 ENVIRONMENT = {"GOGC": "50"}
-"""What its environment has unless ours says otherwise. Go collects garbage more often, which costs
-little: 80,000 devices take 9 MiB less."""
+"""Environment variables of the program, unless our environment sets them. Go collects garbage more
+often, which costs little: 80,000 devices take 9 MiB less."""
 
 PROBE = {"reads": {"expressions": list[str]()}}
-"""A question that every working program answers at once."""
+"""A query that every working program completes at once."""
 
 Parsed = TypeVar("Parsed")
 
 
 class HelperError(Exception):
-    """The helper gives no answer; the text names the reason."""
+    """The helper has no result. The message contains the reason."""
 
     def __init__(self, text: str, *, retry_seconds: float) -> None:
         super().__init__(text)
         self.retry_seconds: float = retry_seconds
-        """After this time the same question may get an answer."""
+        """The time after which the same query may have a result."""
 
 
 class QuestionError(HelperError):
-    """The helper works, but two processes did not answer this question."""
+    """The helper works, but two processes had no response to this query."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
 
 
 class LateError(QuestionError):
-    """There was no answer to this question in time."""
+    """There was no response to this query in time."""
 
 
 def find_helper(
     minor: str = "", environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
     """
-    Find the program for a minor release of Kubernetes such as 1.37, or else another one.
+    Find the program for a minor release of Kubernetes, such as 1.37, or otherwise another one.
 
-    The other one is named by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
+    The other program is set by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
     program of the newest release: an image can have fewer programs than its variable names.
     """
     if minor and (program := find_release(minor, environ, included=included)) is not None:
@@ -113,8 +115,8 @@ def find_helper(
 def find_release(
     minor: str, environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
-    """Find the program for exactly this minor release: it is beside the one that ``DRAKIT_CEL``
-    names, or included in this package, or on the ``PATH``."""
+    """Find the program for exactly this minor release: next to the one that ``DRAKIT_CEL`` names,
+    in this package, or on the ``PATH``."""
     name = f"{NAME}-{minor}"
     if named := environ.get("DRAKIT_CEL"):
         program = Path(named).with_name(name)
@@ -124,7 +126,7 @@ def find_release(
 
 
 class Helper:
-    """One helper process, started on first use. Not for threads: one question at a time."""
+    """One helper process, started on first use. Not thread-safe: one query at a time."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class Helper:
         answer_seconds: float = ANSWER_SECONDS,
         backoff: Backoff | None = None,
     ) -> None:
-        """``backoff`` is for starts that fail."""
+        """``backoff`` is for failed starts."""
         self._program = str(program)
         self._gates = gates or FeatureGates()
         self._answer_seconds = answer_seconds
@@ -154,7 +156,8 @@ class Helper:
     def reads(
         self, expressions: Sequence[str], *, seconds: float = SELECTOR_SECONDS
     ) -> list[Reads]:
-        """Return what expressions read; ``seconds`` is the longest wait for the answer."""
+        """Return the fields that expressions read. ``seconds`` is the longest wait for the
+        response."""
         found: list[Reads] = []
         for start in range(0, len(expressions), MAX_EXPRESSIONS):
             some = list(expressions[start : start + MAX_EXPRESSIONS])
@@ -170,7 +173,7 @@ class Helper:
         *,
         seconds: float = SELECTOR_SECONDS,
     ) -> list[Outcome]:
-        """Evaluate an expression that compiles for each device; see `reads`."""
+        """Evaluate a valid expression for each device. For ``seconds`` see `reads`."""
         question = {"expressions": [expression], "devices": list(devices)}
         line = self._encoded({"select": question})
         parse = partial(_parse_outcomes, count=len(devices))
@@ -178,13 +181,13 @@ class Helper:
 
     def verdicts(self, question: bytes, *, nodes: int) -> tuple[Verdict, ...]:
         """
-        Ask Kubernetes' allocator, and return a verdict for each node, in their order.
+        Query Kubernetes' allocator, and return a verdict for each node, in their order.
 
-        :param question: JSON, as ``operator/cel/verdict.go`` reads it.
+        :param question: JSON in the format of ``operator/cel/verdict.go``.
 
-        :raises QuestionError: the question is too large, or the helper does not answer it, for
+        :raises QuestionError: the query is too large, or the helper has no response to it, for
             example because it takes too much memory or time.
-        :raises HelperError: the helper answers no question.
+        :raises HelperError: the helper does not respond to any query.
         """
         line = b'{"verdict":' + question + b"}\n"
         if len(line) > MAX_BYTES:
@@ -193,7 +196,8 @@ class Helper:
         return self._ask(line, parse, seconds=self._answer_seconds)
 
     def release(self) -> str:
-        """Return the version of Kubernetes whose allocator the helper has; empty if unknown."""
+        """Return the version of Kubernetes whose allocator the helper contains. Empty if
+        unknown."""
         return self._ask(
             self._encoded({"release": {}}),
             lambda answer: str(answer["kubernetes"]),
@@ -201,27 +205,28 @@ class Helper:
         )
 
     def _encoded(self, question: Mapping[str, Any]) -> bytes:
-        """Return a question as a line; QuestionError if it is nested too deeply."""
+        """Return a query as a line. Raises QuestionError if it is nested too deeply."""
         try:
             return orjson.dumps(question, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
             raise QuestionError(f"a question for {self._program} is nested too deeply") from error
 
     def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
-        """Ask a question, and return its parsed answer. Raises as the public methods do."""
+        """Send a query, and return its parsed response. Raises the same errors as the public
+        methods."""
         seconds = min(seconds, self._answer_seconds)
         process = self._process or self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
-        except TimeoutError as error:  # it answered all questions before this one
+        except TimeoutError as error:  # it responded to all earlier queries
             self.close()
-            with suppress(HelperError):  # a start takes time, which is not the next question's
+            with suppress(HelperError):  # start now, so that the next query does not wait for it
                 self._start()
             raise LateError(f"{self._program}: {error}") from error
         except OSError as error:
             self.close()
             first = error
-        # The process may have died long before, so only the answer of a new one counts.
+        # The process may have died long before, so only the response of a new one is conclusive.
         process = self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
@@ -230,7 +235,7 @@ class Helper:
             raise QuestionError(f"{self._program}: {second}; before that: {first}") from second
 
     def close(self) -> None:
-        """End the process, if there is one; the next question starts another."""
+        """Stop the process, if it runs. The next query starts another one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -247,7 +252,7 @@ class Helper:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start a process that answers, unless the last start failed recently."""
+        """Start a process that responds, unless the last start failed recently."""
         left = self._start_at - time.monotonic()
         if left > 0:
             raise HelperError(self._problem, retry_seconds=left)
@@ -279,7 +284,7 @@ class Helper:
         *,
         seconds: float,
     ) -> Parsed:
-        """Write a question and read its answer; OSError means that the process is of no use."""
+        """Write a query and read its response. An OSError means that the process is unusable."""
         assert process.stdin is not None
         assert process.stdout is not None
         end = time.monotonic() + seconds

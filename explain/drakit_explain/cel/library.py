@@ -1,11 +1,11 @@
 """
-Selectors evaluated by a Python library, where the helper program is not installed.
+Evaluates selectors with a Python library, if the helper program is not installed.
 
-The library (``cel-expr-python``, a binding of Google's C++ CEL) does not know what Kubernetes adds:
-quantities, semantic versions and its string functions. An expression that needs them is reported as
-*not evaluated*, and so is an error of the library that Kubernetes may not have.
+The library (``cel-expr-python``, a binding of Google's C++ CEL) does not have Kubernetes'
+extensions: quantities, semantic versions and its string functions. An expression that needs them is
+reported as *not evaluated*, and so is an error of the library that Kubernetes may not have.
 
-It must not know slices, claims, or why a selector is evaluated.
+Does not depend on slices, claims, or the purpose of an evaluation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class Library:
         self._gates = FeatureGates()
 
     def use(self, gates: FeatureGates) -> None:
-        """Evaluate with these feature gates from now on; the library never knows lists."""
+        """Evaluate with these feature gates from now on. The library never supports lists."""
         if gates != self._gates:
             self._gates = gates
             self._compile.cache_clear()
 
     def reads(self, expressions: Sequence[str], **_: float) -> list[Reads]:
-        """Return that each expression may read all of a device: the library does not report it."""
+        """Return that each expression may read all fields of a device, because the library does not
+        report them."""
         return [Reads(everything=True) for _ in expressions]
 
     def select(
@@ -58,11 +59,11 @@ class Library:
         return [self._select(program, _variables(device, domains)) for device in devices]
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: the library has no process to stop."""
 
     def _compiled(self, expression: str) -> Any:
         if not self._gates.consumable_capacity and _SHAREABLE in expression:
-            return None  # Kubernetes has no such field, and the error is its compiler's
+            return None  # Kubernetes has no such field, so its compiler reports the error
         try:
             return self._environment.compile(expression)
         except Exception:  # the library has no error class of its own
@@ -86,7 +87,8 @@ class Library:
 
 
 def _variables(device: Mapping[str, Any], domains: set[str]) -> Mapping[str, Any] | None:
-    """Build the variable ``device``; None if it has values that the library does not know."""
+    """Build the variable ``device``, or return None if it has values that the library does not
+    support."""
     driver = device["driver"]
     # As in Kubernetes, an unknown domain is an empty map.
     attributes: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
