@@ -1,11 +1,12 @@
 """
 The values of the driver contract: devices and their health, allocated devices, container edits.
 
-A vendor's driver makes these plain values; the node plugin turns them into ResourceSlices and CDI
-specs. They are checked where they are used (limits of the API in :mod:`drakit_formats.resource`,
-CDI's rules in :mod:`drakit_formats.cdi`), so that an invalid device does not affect the others.
+A vendor's driver creates these plain values, and the node plugin converts them to ResourceSlices
+and CDI specs. The code that uses them also checks them (limits of the API in
+:mod:`drakit_formats.resource`, CDI's rules in :mod:`drakit_formats.cdi`), so that an invalid device
+does not affect the others.
 
-It must not know Kubernetes clients, gRPC, files, or either daemon.
+Does not depend on Kubernetes clients, gRPC, files, or either daemon.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Generic, Literal
 from typing_extensions import TypeVar
 
 ParametersT_co = TypeVar("ParametersT_co", covariant=True, default=Any)
-"""The type of `AllocatedDevice.parameters`: the driver's parameters, checked."""
+"""The type of `AllocatedDevice.parameters`: the driver's validated parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ AttributeValue = (
     AttributeScalar | tuple[str, ...] | tuple[int, ...] | tuple[bool, ...] | tuple[Version, ...]
 )
 """The types of an attribute (API: ``DeviceAttribute``). A string has at most 64 bytes. A tuple is a
-list attribute (DRAListTypeAttributes): it has at least one value, and all values have the same
+list attribute (DRAListTypeAttributes). It has at least one value, and all values have the same
 type."""
 
 
@@ -46,7 +47,7 @@ class CapacityRange:
     min: str
 
     max: str | None = None
-    """By default, the whole capacity."""
+    """The maximum. By default, the whole capacity."""
 
     step: str | None = None
     """The increment between consecutive valid amounts. If None, any amount is valid."""
@@ -65,7 +66,7 @@ class Capacity:
     """The whole capacity, as a quantity."""
 
     default: str | None = None
-    """The amount for a claim that requests none, by default the whole capacity. Required with
+    """The amount for a claim that requests none. By default, the whole capacity. Required with
     `valid_values` or `valid_range`, which must allow it."""
 
     valid_values: tuple[str, ...] = ()
@@ -81,11 +82,11 @@ class NodeAllocatableResource:
     """
     The amount of one of the node's own resources, such as ``cpu``, that an allocation of the device
     takes (API: ``NodeAllocatableResource``; DRANodeAllocatableResources, Kubernetes 1.37). The
-    scheduler counts it as it counts the requests of pods. All amounts are quantities.
+    scheduler treats it like the requests of pods. All amounts are quantities.
 
     If the device provides the resource itself, set either `device_multiplier`, or `capacity_key`
     with `capacity_multiplier`. Pods cannot share a claim with such a device. Set the overheads for
-    what the device needs in addition, such as the host's memory.
+    resources that the device needs in addition, such as the host's memory.
     """
 
     device_multiplier: str | None = None
@@ -197,8 +198,8 @@ class DeviceNode:
     """The mode in the container. By default, the mode on the host, or 0666 with older runtimes."""
 
     uid: int | None = None
-    """The owner in the container. By default, the user of the container. The default of `gid` is
-    the user's group."""
+    """The user ID of the owner in the container. By default, the user of the container. The default
+    of `gid` is the user's group."""
 
     gid: int | None = None
 
@@ -206,8 +207,8 @@ class DeviceNode:
     """The identity of the hardware behind the device node, such as a serial number: at most 256
     characters that do not change when the kernel gives the hardware a different number. It must be
     unique among hardware of that kind. Set `type`, `major` and `minor` with it. If another claim
-    holds the same number for different hardware, the claim fails. Set no identity for a node that
-    several devices share, such as ``/dev/vfio/vfio``."""
+    holds the same number for different hardware, the claim fails. Do not set an identity for a node
+    that several devices share, such as ``/dev/vfio/vfio``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,13 +222,13 @@ class Mount:
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
 
     type: str | None = None
-    """A file system type, such as ``tmpfs``. A bind mount needs none."""
+    """A file system type, such as ``tmpfs``. Not needed for a bind mount."""
 
 
 HookName = Literal[
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
 ]
-"""The point of the container's life cycle at which an OCI hook runs."""
+"""The point of the container's lifecycle at which an OCI hook runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +248,7 @@ class Hook:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
     timeout_seconds: int | None = None
-    """If None, the runtime decides."""
+    """The timeout in seconds. If None, the runtime decides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,7 +263,7 @@ class NetDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntelRdt:
-    """Cache and memory bandwidth of the container (CDI: ``intelRdt``)."""
+    """Cache allocation and memory bandwidth of the container (CDI: ``intelRdt``)."""
 
     clos_id: str | None = None
     """The class of service."""
@@ -315,7 +316,7 @@ class Edits:
 
 
 ConditionStatus = Literal["True", "False", "Unknown"]
-"""The status of a condition, as the API writes it."""
+"""The status of a condition, in the form of the API."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +331,7 @@ class Condition:
     status: ConditionStatus
 
     reason: str
-    """A word in CamelCase for programs, without data."""
+    """A word in CamelCase for programs, without variable data."""
 
     message: str = ""
     """A sentence for people. The node plugin truncates it to 1,024 characters."""
@@ -353,11 +354,11 @@ class NetworkData:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedDevice:
     """
-    The result of preparing a device: the edits, and what others can read about the device.
+    The result of preparing a device: the edits, and information about the device for others.
 
     `conditions`, `data` and `network_data` are for the status of the claim (KEP-4817). If the chart
     value ``nodeplugin.claimStatus.enabled`` is set, the node plugin writes them to
-    ``status.devices`` after it has answered the kubelet, and removes them when the claim is
+    ``status.devices`` after it has responded to the kubelet, and removes them when the claim is
     unprepared. A failure of the API server neither fails nor delays the pod. After a restart of the
     node plugin, an entry that was not written yet can be missing until the next `prepare`. Claims
     that are not allocated to a single node, for network devices, get no entries.
@@ -373,7 +374,8 @@ class PreparedDevice:
     """At most 8, with different types."""
 
     data: Mapping[str, Any] | None = None
-    """A JSON object of the driver's own, at most 10 KiB as JSON, and at most 16 levels deep."""
+    """A JSON object whose content the driver defines, at most 10 KiB as JSON, and at most 16 levels
+    deep."""
 
     network_data: NetworkData | None = None
 
@@ -391,7 +393,7 @@ class Device:
 
     pool: str = ""
     """A DNS label, or several joined by dots. ``gpus`` is published as the pool ``<node>/gpus``. If
-    empty, the pool is named after the node. Most drivers need no other pool."""
+    empty, the pool is named after the node. Most drivers do not need other pools."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
@@ -419,8 +421,8 @@ class Device:
     )
     """The groups of the device, at most 2, by a counter set that it consumes from. Devices that
     consume from one set are allocated at the same time only if all of them have a group in common,
-    or none has any (DRADeviceCompatibilityGroups, Kubernetes 1.37). A group is a DNS label of the
-    driver's choice."""
+    or no device has a group (DRADeviceCompatibilityGroups, Kubernetes 1.37). A group is a DNS label
+    that the driver chooses."""
 
     allow_multiple_allocations: bool = False
     """Whether claims can share the device, each with a part of its capacity
@@ -433,12 +435,12 @@ class Device:
     bound. The scheduler waits for 10 minutes by default, and uses other pools first."""
 
     binding_failure_conditions: tuple[str, ...] = ()
-    """The conditions of which any one means that the device is not available, at most 4. The
-    scheduler then allocates again. Required with `binding_conditions`."""
+    """Conditions, any one of which means that the device is not available. At most 4. The scheduler
+    then allocates again. Required with `binding_conditions`."""
 
     binds_to_node: bool = False
-    """Whether the allocation applies only to the node that the scheduler has chosen. This is always
-    so for devices of a node."""
+    """Whether the allocation applies only to the node that the scheduler has chosen. This always
+    applies to devices of a node."""
 
     node_allocatable_resources: Mapping[str, NodeAllocatableResource] = field(
         default_factory=dict[str, NodeAllocatableResource]
@@ -451,9 +453,9 @@ class Device:
     Fields of the device in the API that drakit does not know, as JSON: at most 4,096 bytes and 5
     levels, without fields that drakit sets. The API server validates them.
 
-    If the API server drops one of them, the node plugin publishes the fallback of the inventory, or
-    else omits the devices with such fields. To publish a device without them, list it in
-    `Inventory.fallback`.
+    If the API server drops one of them, the node plugin publishes the fallback of the inventory.
+    Without a fallback, it omits the devices with such fields. To publish a device without them,
+    list it in `Inventory.fallback`.
     """
 
     taints: tuple[Taint, ...] = ()
@@ -472,7 +474,7 @@ class Device:
     kernel gave the device a different number. The node plugin then calls `prepare` again for these
     claims, without `unprepare`, with a backoff of 1 s to 60 s, and rewrites their CDI files.
     Running containers keep the old edits, and can still open whichever device now has the old
-    number. Therefore, their claims continue to hold the old number too. Keep this field set until
+    number. Therefore, their claims continue to hold the old number, too. Keep this field set until
     the nodes in `Driver.held_devices` show that the claims have the new edits."""
 
 
@@ -502,9 +504,8 @@ RejectionReason = Literal[
     "Unreadable",
     "WrongKind",
 ]
-"""The reason why a driver does not publish a device.
-docs/reference/slices.md#rejected-devices describes each. drakit itself sets ``Invalid``
-and ``Refused``."""
+"""The reason why a driver does not publish a device. docs/reference/slices.md#rejected-devices
+describes each. drakit itself sets ``Invalid`` and ``Refused``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -563,7 +564,7 @@ class PolicyOutcome:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
     """All devices of a driver, with the counter sets of its partitions. The node plugin shows
-    `rejected` and `policies` in the driver's NodeDeviceReport, and truncates long texts and
+    `rejected` and `policies` in the driver's NodeDeviceReport, and truncates long strings and
     lists."""
 
     devices: Collection[Device]
@@ -606,8 +607,8 @@ class Inventory:
     """Held devices that are still present, but that the driver no longer lists, for example because
     no policy matches them. They stay published with the taint ``drakit.dev/gone``, and their pods
     are not evicted. ``pool/name`` is the device of one pool (``/name`` without a pool), and
-    ``name`` those of all pools. Repeat them in each inventory: a device that is neither listed nor
-    named counts as unplugged."""
+    ``name`` matches the devices of all pools. Repeat them in each inventory: a device that is
+    neither listed nor named here is treated as unplugged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -626,8 +627,8 @@ class ClaimReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimOwner:
-    """An owner of a claim (API: ``metadata.ownerReferences[]``). The owner of a claim that a
-    template created is its pod."""
+    """An owner of a claim (API: ``metadata.ownerReferences[]``). A claim from a template is owned
+    by its pod."""
 
     api_version: str
 
@@ -664,7 +665,7 @@ class ClaimConfig:
     template."""
 
     parameters: Mapping[str, Any]
-    """As the author wrote them."""
+    """The parameters in the form that the author wrote."""
 
     requests: tuple[str, ...] = ()
     """The requests that they apply to: ``main``, or ``main/small`` for a subrequest. If empty, they
@@ -699,7 +700,7 @@ class ClaimData:
     `AllocatedDevice.claim_data`, if it sets `Driver.claim_data`.
 
     Users write labels, annotations and names, and can write any content. The API server checks
-    their format, but not their meaning: to decide what a user may do, read configs of the
+    their format, but not their meaning. To decide what a user may do, read configs of the
     DeviceClass instead (`ClaimConfig.source`).
 
     The node plugin reads the claim before `prepare`, and stores this data with the claim on the
@@ -711,13 +712,13 @@ class ClaimData:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Without ``kubectl.kubernetes.io/last-applied-configuration``."""
+    """The annotations without ``kubectl.kubernetes.io/last-applied-configuration``."""
 
     owners: tuple[ClaimOwner, ...] = ()
 
     reserved_for: tuple[ClaimConsumer, ...] = ()
-    """The consumers when the node plugin read the claim. Pods that start to use a prepared claim
-    later are missing."""
+    """The consumers at the time when the node plugin read the claim. Pods that start to use a
+    prepared claim later are missing."""
 
     configs: tuple[ClaimConfig, ...] = ()
     """The opaque parameters for this driver's devices in the claim, in ascending order of
@@ -747,7 +748,7 @@ class HeldNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """A device that claims hold, with those of its device nodes that have an identity."""
+    """A device that claims hold, with its device nodes that have an identity."""
 
     claims: tuple[ClaimReference, ...]
 
@@ -756,7 +757,7 @@ class HeldDevice:
     shares: tuple[Mapping[str, str], ...] = ()
     """The consumed capacity of each share that claims hold, as in
     `AllocatedDevice.consumed_capacity`. Empty if a claim holds the whole device, and for a driver
-    in a container of its own."""
+    in its own container."""
 
 
 _NONE: Any = None
@@ -764,7 +765,7 @@ _NONE: Any = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedDevice(Generic[ParametersT_co]):
-    """One result of a claim's allocation. Generic in the type of the parameters:
+    """A result of a claim's allocation. Generic in the type of the parameters:
     ``AllocatedDevice[LampParameters]``."""
 
     name: str
@@ -795,8 +796,8 @@ class AllocatedDevice(Generic[ParametersT_co]):
     device was prepared. Empty for admin access."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters as users wrote them, those of the DeviceClass first. They can have any
-    content."""
+    """The opaque parameters in the form that users wrote, those of the DeviceClass first. They can
+    have any content."""
 
     parameters: ParametersT_co = _NONE
     """The configs, merged by key and validated: an object of the driver's parameters type. In
@@ -805,11 +806,11 @@ class AllocatedDevice(Generic[ParametersT_co]):
     `consumed_capacity` can be empty."""
 
     edits: Edits | None = field(default=None, compare=False)
-    """The device's `Device.edits`, as the driver last yielded them. None if the driver no longer
+    """The device's `Device.edits`, as last yielded by the driver. None if the driver no longer
     lists the device."""
 
     published: Device | None = field(default=None, compare=False)
-    """The device as the driver last yielded it, with its attributes and capacity. None if the
+    """The device as last yielded by the driver, with its attributes and capacity. None if the
     driver no longer lists the device."""
 
     claim_data: ClaimData | None = field(default=None, compare=False)

@@ -5,7 +5,7 @@ The docstrings here are the manual. The node plugin decides how to run a driver 
 and event loop, so that a driver that blocks affects only itself), how to store claims and how to
 write slices. A driver does not have to know Kubernetes. The values are in :mod:`drakit.device`.
 
-It must not know Kubernetes clients, gRPC, or either daemon.
+Does not depend on Kubernetes clients, gRPC, or either daemon.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DeviceParameters(Settings):
 
 
 class NoParameters(DeviceParameters):
-    """The parameters type of a driver that accepts no parameters: a claim with parameters fails.
-    Without this type, a driver that does not read the parameters ignores them silently."""
+    """The parameters type of a driver that does not accept parameters: a claim with parameters
+    fails. Without this type, a driver that does not read the parameters ignores them silently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,9 +97,9 @@ class ParameterVersion:
 
     convert: Callable[[Any], DeviceParameters] | None = None
     """Converts an object of `type` to the driver's parameters type. Required, unless `type` is that
-    type or derives from it. To reject parameters, raise ``ValueError``: users see its text. Leave
-    fields unset that have no counterpart, so that they do not override parameters of the
-    DeviceClass. It runs in the driver's thread, and must not block."""
+    type or derives from it. To reject parameters, raise ``ValueError``: users see its message.
+    Leave fields unset that have no counterpart, so that they do not override parameters of the
+    DeviceClass. The function runs in the driver's thread, and must not block."""
 
 
 class DevicePolicy(Settings, defer_build=True):
@@ -150,14 +150,15 @@ class DriverError(Exception):
     """
     A device cannot be prepared, unprepared or listed.
 
-    Users see the text in Events: write a sentence that names the problem and the remedy. Omit times
-    and counters, so that Kubernetes can deduplicate the Events.
+    Users see the message in Events: write a sentence that names the problem and the remedy. Omit
+    times and counters, so that Kubernetes can deduplicate the Events.
     """
 
 
 class ReleasePendingError(DriverError):
     """
-    `unprepare` or `reset` has begun work that takes a long time, such as erasing a device's memory.
+    `unprepare` or `reset` has started work that takes a long time, such as erasing a device's
+    memory.
 
     The pod can terminate, but the device stays reserved. The node plugin repeats the call every few
     seconds until it succeeds.
@@ -169,12 +170,12 @@ class Node(Protocol):
 
     @property
     def name(self) -> str:
-        """``metadata.name`` of the Node."""
+        """The ``metadata.name`` of the Node."""
         ...
 
     @property
     def labels(self) -> Mapping[str, str] | None:
-        """The Node's labels, as last read from the API server; None before the first read."""
+        """The Node's labels, as last read from the API server. None before the first read."""
         ...
 
 
@@ -252,7 +253,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     there, and a claim 128 KiB.
 
     If a device is prepared again (see `Device.prepare_again`), the file is replaced, with a higher
-    ``metadata.generation``. Running containers keep the content that they were started with.
+    ``metadata.generation``. Running containers keep the content with which they were started.
     """
 
     claim_data: ClassVar[bool] = False
@@ -324,9 +325,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         :class:`Inventory`.
 
         If this method raises, the previous policies must stay in effect. The node plugin reports
-        the text of a :class:`DriverError`, and retries after the next change, or after a minute. It
-        does not iterate over `devices` until this method has succeeded once. If only one policy has
-        a problem, do not raise: report the problem in `PolicyOutcome.problem`.
+        the message of a :class:`DriverError`, and retries after the next change, or after a minute.
+        It does not iterate over `devices` until this method has succeeded once. If only one policy
+        has a problem, do not raise: report the problem in `PolicyOutcome.problem`.
         """
         return _nothing()
 
@@ -336,7 +337,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
     ) -> Awaitable[Edits | PreparedDevice] | Edits | PreparedDevice:
         """
-        Prepare a device for a claim, and return the edits for its containers, alone or in a
+        Prepare a device for a claim, and return the edits for its containers, directly or in a
         :class:`PreparedDevice`.
 
         The node plugin calls this method for each allocated device. It must be idempotent: the node
@@ -348,7 +349,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         ``finally``, and return quickly. A call that never awaits cannot be canceled.
 
         If a call raises, the claim is not prepared, and the node plugin calls `unprepare` for all
-        devices of the claim. An unhealthy device can be prepared too, for a pod that tolerates its
+        devices of the claim. An unhealthy device can be prepared, too, for a pod that tolerates its
         taint: raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
         claim is in use: return the new edits, and do not disturb the containers.
 
@@ -434,7 +435,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """Release the resources that `__init__` acquired. Do not change prepared devices, because
         containers still use them."""
 
-    # ------------------------------------------------------------ the defaults' own
+    # ------------------------------------------------------------ internals of the defaults
 
     async def _prepare_all(
         self, item: AllocatedClaim[ParametersT]
@@ -450,7 +451,7 @@ UNDO_METHODS = ("unprepare", "unprepare_claims", "reset")
 
 
 def overrides(kind: type[object], *methods: str) -> bool:
-    """Return whether a driver's class defines one of these methods, itself or in a base."""
+    """Return whether a driver's class, or a base of it, defines one of these methods."""
     return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
 
 
@@ -458,8 +459,8 @@ def overrides(kind: type[object], *methods: str) -> bool:
 
 
 def _type_arguments(kind: type[Any]) -> list[Any]:
-    """Return the arguments of `Driver` that a class's bases give, also through generic bases; what
-    they do not give is a TypeVar, Any or `DriverConfig`."""
+    """Return the type arguments of `Driver` from a class's bases, including generic bases. A
+    missing argument is a TypeVar, Any or `DriverConfig`."""
     found: list[Any] = [ConfigT, ParametersT, PolicyT]
     if kind is Driver:
         return found
@@ -470,7 +471,7 @@ def _type_arguments(kind: type[Any]) -> list[Any]:
         declared: tuple[Any, ...] = getattr(cast("Any", origin), "__parameters__", ())
         arguments = get_args(base)
         given = dict(zip(declared, arguments, strict=False))
-        # Python before 3.13 does not fill in defaults, and a base without brackets has none.
+        # Before 3.13, Python does not fill in defaults. A base without brackets has no arguments.
         for variable in declared[len(arguments) :]:
             given[variable] = getattr(variable, "__default__", variable)
         for index, argument in enumerate(_type_arguments(cast("Any", origin))):
@@ -486,7 +487,7 @@ def _is_given(argument: object) -> bool:
 
 
 def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
-    """Set one of the types, unless the class or one of its bases does; raise TypeError if the two
+    """Set one of the types, unless the class or one of its bases does. Raise TypeError if the two
     contradict each other."""
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
     if isinstance(argument, ForwardRef) and not explicit:  # it could not be resolved later
@@ -514,9 +515,9 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
         )
 
 
-# ------------------------------------------------------------ what the default methods do
+# ------------------------------------------------------------ the default methods
 
-# They are awaitable, as most drivers' methods are: a test can await them in either case.
+# They are awaitable, like most drivers' methods, so that a test can await them in either case.
 
 
 async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
@@ -529,7 +530,7 @@ async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
 
 
 async def _call(function: Callable[[], Awaitable[ValueT] | ValueT]) -> ValueT:
-    """Call a plain or async function."""
+    """Call a sync or async function."""
     value = function()
     if inspect.isawaitable(value):
         return await cast("Awaitable[ValueT]", value)
@@ -537,7 +538,7 @@ async def _call(function: Callable[[], Awaitable[ValueT] | ValueT]) -> ValueT:
 
 
 async def _all(calls: Sequence[Callable[[], Awaitable[ValueT] | ValueT]]) -> list[ValueT]:
-    """Call functions side by side; the first exception is raised once all calls have ended."""
+    """Call functions concurrently. Raise the first exception after all calls have ended."""
     results = await asyncio.gather(*map(_call, calls), return_exceptions=True)
     values: list[ValueT] = []
     for result in results:
@@ -551,12 +552,12 @@ async def _by_claim(
     claims: Sequence[AllocatedClaim[ParametersOrNone]],
     function: Callable[[AllocatedClaim[ParametersOrNone]], Awaitable[ValueT]],
 ) -> dict[str, ValueT | Exception]:
-    """Call a function for each claim, side by side; a claim that fails does so alone."""
+    """Call a function for each claim concurrently. A failure affects only its own claim."""
     results = await asyncio.gather(*map(function, claims), return_exceptions=True)
     by_claim: dict[str, ValueT | Exception] = {}
     for item, result in zip(claims, results, strict=True):
         if isinstance(result, asyncio.CancelledError):
-            # A cancellation of the whole batch would have ended the gather itself.
+            # If the whole batch were canceled, the gather would have ended itself.
             result = RuntimeError("the driver canceled its own call, which is a bug in the driver")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

@@ -2,15 +2,13 @@
 The layout of drakit's files below the kubelet's root directory, and their modes.
 
 All files are in one directory, so that the node plugin mounts only that: the kubelet's `plugins`
-directory also contains the global mounts of CSI drivers. Drivers have a subdirectory of their own,
+directory also contains the global mounts of CSI drivers. Drivers have their own subdirectory,
 because every DNS subdomain can be a driver's name, including `backends`.
 
-Only root may use the data: checkpoints hold the opaque parameters of tenants. A mode passed to
-``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it. So
-``private_*`` set modes afterwards. They change only the file that they have opened: a symbolic link
-that takes its place could lead to any file.
-
-Does not depend on the content of the files, or on the programs that use them.
+Only root may use the data, because checkpoints contain the opaque parameters of tenants. A mode
+passed to ``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it.
+Therefore, ``private_*`` set modes afterwards. They change only the file that they have opened,
+because a symbolic link that replaces it could lead to any file.
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
+"""The length limit of a Unix socket's path on Linux, in bytes: 108 with the null byte at the
+end."""
 
 
 def home_directory(kubelet_root: Path) -> Path:
@@ -63,7 +62,7 @@ def private_directory(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Restrict a regular file to root; ignore anything else. Raises OSError. Blocks."""
+    """Restrict a regular file to root. Ignore other file types. Raises OSError. Blocks."""
     try:
         opened = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -77,7 +76,7 @@ def private_file(path: Path) -> None:
 
 @contextmanager
 def restricted_socket(path: Path | str, mode: int, *, dir_fd: int | None = None) -> Generator[int]:
-    """Open a socket, and set its mode; raises OSError if another file is at its path. The result is
+    """Open a socket, and set its mode. Raises OSError if another file is at its path. The result is
     a descriptor for ``fstat`` and links. Blocks."""
     opened = os.open(path, os.O_PATH | os.O_NOFOLLOW, dir_fd=dir_fd)
     try:
@@ -91,7 +90,7 @@ def restricted_socket(path: Path | str, mode: int, *, dir_fd: int | None = None)
 
 def write_private(path: Path, content: bytes) -> None:
     """Replace a file's content atomically, and restrict it to root. Raises OSError. Blocks."""
-    # Two instances may do this at once, and in containers both have the same process ID.
+    # Two instances may do this concurrently, and both can have the same process ID in containers.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:

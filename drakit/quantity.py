@@ -1,10 +1,8 @@
 """
-Kubernetes quantities, compared by value: the API server answers ``1Gi`` where we sent ``1024Mi``.
+Kubernetes quantities, compared by value: the API server returns ``1Gi`` for ``1024Mi``.
 
-Their value is the one that the API server would store: it rounds up what is finer than a
-billionth, and cuts off what is written with a binary suffix and larger than 2^63-1.
-
-It must not know what is measured.
+Their value is the one that the API server would store. The server rounds fractions of a billionth
+up, and truncates values with a binary suffix to 2^63-1.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from functools import lru_cache
 __all__ = ("EXACT", "parse_quantity", "quantity_problem", "quantity_units", "same_quantity")
 
 MAX_LENGTH = 64
-"""Characters; nothing that is measured needs them, and longer ones would cost time."""
+"""The length limit in characters. No real amount needs more, and longer strings would cost time."""
 
 _FORM = re.compile(
     r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
@@ -44,19 +42,19 @@ _NANO = Decimal("1e-9")
 _NANO_EXPONENT = -9
 _MAX_BINARY = Decimal(2**63 - 1)
 EXACT = Context(prec=2 * MAX_LENGTH)
-"""Digits enough for any number of that length with any suffix."""
+"""Enough digits for any number of that length with any suffix."""
 
 
-# A node's devices are alike: few texts come thousands of times.
+# A node's devices are similar, so the same few strings occur thousands of times.
 @lru_cache(maxsize=1024)
 def parse_quantity(text: str) -> Decimal:
     """
     Return the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
     The same quantity can be written in several ways, and the scheduler rewrites amounts: 40G
-    becomes ``39062500Ki``. Therefore, calculate with the value instead of the text.
+    becomes ``39062500Ki``. Therefore, calculate with the value instead of the string.
 
-    :raises ValueError: the text is not a quantity.
+    :raises ValueError: the string is not a quantity.
     """
     form = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if form is None:
@@ -77,14 +75,14 @@ def quantity_units(text: str) -> int:
     """
     Return the value of a quantity in billionths, the finest unit that the API server stores.
 
-    The value is an integer of any size, so sums are exact. Raises ValueError as
+    The value is an integer of any size, so sums are exact. Raises ValueError like
     :func:`parse_quantity`.
     """
     return int(parse_quantity(text).scaleb(-_NANO_EXPONENT, context=EXACT))
 
 
 def quantity_problem(given: object) -> str | None:
-    """Say what is wrong with an amount of something: a quantity that is not negative."""
+    """Return the problem of an amount, which must be a quantity that is not negative."""
     if not isinstance(given, str):
         kind = type(given).__name__
         return f'is of type {kind}, not a quantity as text (such as "8" or "16Gi")'
@@ -96,7 +94,7 @@ def quantity_problem(given: object) -> str | None:
 
 
 def same_quantity(one: object, other: object) -> bool:
-    """Compare two quantities of the API's JSON by value; an invalid one equals only itself."""
+    """Compare two quantities of the API's JSON by value. An invalid quantity equals only itself."""
     if one == other:
         return True
     try:

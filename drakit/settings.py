@@ -1,10 +1,8 @@
 """
 The common parts of all configuration files: strict keys, durations, readable errors.
 
-Each daemon, and each driver, declares a model of its own on :class:`Settings`; they own its
+Each daemon and each driver declares its own model, based on :class:`Settings`, which defines the
 content.
-
-It must not know any setting.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ _TIMEDELTA = re.compile(r"datetime\.timedelta\((?:seconds=)?(\d+)\)")
 
 
 class SettingsError(Exception):
-    """Settings are invalid; the text names file, key and reason, one line per problem."""
+    """Settings are invalid. The message names file, key and reason, one line per problem."""
 
 
 class Settings(BaseModel):
     """
-    Base of typed settings; an unknown key is an error that names it.
+    Base class of typed settings. An unknown key is an error that names the key.
 
-    Field names are snake_case in Python and camelCase in files; the docstring below a field is its
+    Field names are snake_case in Python and camelCase in files. The docstring below a field is its
     manual.
     """
 
@@ -76,7 +74,8 @@ Duration = Annotated[
         {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$"}
     ),
 ]
-"""A duration as in the configuration files of Kubernetes: ``10s``, ``1m30s``, ``1h``, ``500ms``."""
+"""A duration in the format of Kubernetes configuration files: ``10s``, ``1m30s``, ``1h``,
+``500ms``."""
 
 
 def _parse_seconds(value: Any) -> Any:
@@ -84,15 +83,15 @@ def _parse_seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(_parse_seconds), Field(gt=0)]
-"""A :data:`Duration` that the program has in seconds; a plain number is seconds, too."""
+"""A :data:`Duration` that the program gets in seconds. A plain number is also in seconds."""
 
 
 def parse_address(text: str) -> tuple[str | None, int]:
     """
-    Split ``host:port`` for a server; IPv6 addresses are in brackets.
+    Split ``host:port`` for a server. IPv6 addresses are in brackets.
 
-    No host and ``[::]`` mean every address of both families: None, because asyncio serves ``::``
-    only for IPv6.
+    An empty host and ``[::]`` mean all addresses of both families. The result is None, because
+    asyncio serves ``::`` only for IPv6.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -110,8 +109,9 @@ Address = Annotated[str, AfterValidator(_check_address)]
 """The address on which a server listens: ``host:port``."""
 
 
-def normalised(path: Any) -> Any:
-    """Return an absolute path that is in its shortest form. Raises ValueError for any other."""
+def normalized(path: Any) -> Any:
+    """Return an absolute path that is in its shortest form. Raises ValueError for any other
+    path."""
     text = str(path)
     if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
         raise ValueError(
@@ -120,8 +120,8 @@ def normalised(path: Any) -> Any:
     return path
 
 
-AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
-"""A path on the node, as :func:`normalised` requires it."""
+AbsolutePath = Annotated[Path, BeforeValidator(normalized)]
+"""A path on the node, in the form that :func:`normalized` requires."""
 
 
 class Listen(Settings):
@@ -145,8 +145,8 @@ class Logging(Settings):
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a file of settings; raise :class:`SettingsError`. An empty one has no settings."""
-    import yaml  # here: it takes 1.5 MiB, and a driver in its own process may have no file
+    """Read a settings file. Raises :class:`SettingsError`. An empty file has no settings."""
+    import yaml  # imported here because it takes 1.5 MiB, and a driver may have no file
 
     try:
         body: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def describe(error: ValidationError, *, file: str, below: str = "") -> str:
-    """Format a validation's problems for people: file, key and reason, one line each."""
+    """Format the problems of a validation for people: file, key and reason, one line each."""
     lines: list[str] = []
     for problem in error.errors(include_url=False, include_input=False):
         key = below

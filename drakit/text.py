@@ -1,9 +1,7 @@
 """
-Text of others for people: control characters, which can forge lines or change a terminal, become
-visible escapes.
+Escapes control characters in foreign text, because they can forge lines or change a terminal.
 
-Logs, Events, reports and the output of all command lines use :func:`escaped`. Does not depend on
-the origin of a text.
+Logs, Events, reports and the output of all command lines use :func:`escaped`.
 """
 
 from __future__ import annotations
@@ -35,31 +33,31 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 class EscapedStream:
     """
-    A text stream that escapes what it writes, except newlines and tabs.
+    A text stream that escapes its output, except newlines and tabs.
 
-    It has no file descriptor: libraries that look for a terminal write colors to it, which would be
-    escaped.
+    The stream does not have a file descriptor, so that libraries that look for a terminal do not
+    write colors to it, which would be escaped.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.unescaped = stream
-        """The stream below, for colors."""
+        """The underlying stream, for colors."""
 
     def write(self, text: str) -> int:
         """Write text with its control characters escaped."""
         return self.unescaped.write(escaped(text, keep="\n\t"))
 
     def flush(self) -> None:
-        """Flush the stream below."""
+        """Flush the underlying stream."""
         self.unescaped.flush()
 
     def isatty(self) -> bool:
-        """Return whether the stream below is a terminal."""
+        """Return whether the underlying stream is a terminal."""
         return self.unescaped.isatty()
 
 
 @contextmanager
 def escaped_streams() -> Generator[None]:
-    """Escape what the block, or the decorated function, writes to stdout and stderr."""
+    """Escape the output of the block, or of the decorated function, to stdout and stderr."""
     with redirect_stdout(EscapedStream(sys.stdout)), redirect_stderr(EscapedStream(sys.stderr)):
         yield

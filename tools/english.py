@@ -48,7 +48,7 @@ RULES = (
     _rule(
         _SENTENCE
         + r"(?:Of (?!course\b|[^.,:;]{1,60}, )|Also (?:after|before|if|in|for|of|when|with)\b"
-        r"|As far\b|Else\b|Not (?!all\b|every\b|each\b|many\b|only\b|thread-safe\b|implemented\b))",
+        r"|As far\b|Else\b|Not (?!\w+ed\b|all\b|every\b|each\b|many\b|only\b|thread-safe\b))",
         'start with a subject or an imperative: "Don\'t retry at once, because ..."',
     ),
     _rule(r"\AIts?\b", "name the thing once, before a pronoun refers to it", docstrings_only=True),
@@ -75,7 +75,7 @@ RULES = (
         'write "response" or "result"',
     ),
     _rule(
-        r"\b(?:[Aa] text(?! (?:file|block|editor|format|table))|texts)\b",
+        r"\b(?:[Aa] text(?! (?:file|block|editor|format|stream|table))|texts)\b",
         'write "string" or "message"',
     ),
     _rule(r"\bof which any\b", 'write "any of which"'),

@@ -5,8 +5,6 @@ Module names follow the path of a file, not its package, so every .proto file ha
 Stubs import each other from the root of ``proto/``, and need no editing after the generation. They
 are committed, so that users of drakit do not need the generator. The Go stubs of the backend
 contract are generated here as well, with the same protoc. Without Go, they stay unchanged.
-
-Does not depend on the meaning of the contracts.
 """
 
 from __future__ import annotations

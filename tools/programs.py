@@ -1,8 +1,7 @@
 """
 Programs of the Go modules next to this file, built once into the cache.
 
-Their versions are those of the modules' go.mod and go.sum. Does not depend on the purpose of the
-programs.
+Their versions are those of the modules' go.mod and go.sum.
 """
 
 from __future__ import annotations

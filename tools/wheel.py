@@ -4,8 +4,6 @@
 The programs are Kubernetes' CEL compiler and allocator, one for each minor release. `kubectl
 drakit` finds them next to its own modules. Without the hook, hatchling builds a wheel for all
 platforms that contains no programs.
-
-Does not depend on the build of the programs.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 Parts that both daemons share: the session with the API server (:mod:`.kube`), logs, metrics,
 probes, and the tasks of a process. The commands use the session, too.
 
-Does not depend on devices, claims, or the purpose of a daemon.
+Does not depend on devices or claims.
 """

@@ -1,7 +1,7 @@
 """
 Exponential backoff with jitter: each retry waits twice as long, up to a limit.
 
-The caller sleeps, and decides whether to continue. Does not depend on the operation.
+The caller sleeps, and decides whether to continue.
 """
 
 from __future__ import annotations

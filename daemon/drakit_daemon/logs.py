@@ -5,8 +5,6 @@ The ID is a context variable that a filter adds to every record, so no caller pa
 and ``run_coroutine_threadsafe`` inherit it; ``run_in_executor`` does not (use
 ``contextvars.copy_context().run``). The caller decides which facts it logs. :class:`ProblemLog`
 logs the result of a repeated check only when it changes.
-
-Does not depend on the meaning of a request.
 """
 
 from __future__ import annotations

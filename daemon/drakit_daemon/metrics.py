@@ -5,8 +5,6 @@ A normal import of the package also imports the HTTP servers of the standard lib
 That takes 1 MiB more on every node, although :mod:`.probes` serves the metrics. Therefore, the two
 required modules are imported below an empty package, and then removed from ``sys.modules``. If a
 vendor's driver imports the package, it gets a complete one.
-
-Does not depend on any metric.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Probes and metrics of a daemon: two HTTP servers, so that a flood on one does no
 The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
 pod network can read the result of a probe, so it is only a status. The log has the reasons.
 
-Connections and their limits belong to :mod:`.httpserver`. Does not depend on the checks or the
-metrics.
+Connections and their limits belong to :mod:`.httpserver`. Does not depend on the metrics.
 """
 
 from __future__ import annotations

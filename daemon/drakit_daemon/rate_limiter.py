@@ -1,7 +1,7 @@
 """
 A rate limit with a burst: a token bucket on the loop's clock.
 
-The caller decides whether to wait, drop or reject. Does not depend on the limited operation.
+The caller decides whether to wait, drop or reject.
 """
 
 from __future__ import annotations

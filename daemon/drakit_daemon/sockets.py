@@ -1,7 +1,5 @@
 """
 Unix sockets in a directory that several processes use: whether a process still serves a socket.
-
-Does not depend on the owner of a socket.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owners of background tasks: a part of a daemon that ends without a stop request 
 ``asyncio.TaskGroup`` notices only exceptions. It does not notice that a loop returns, or that a
 library cancels a task (closing a ``grpc.aio`` channel cancels its reader). The composition root
 decides what follows when a part has ended, and limits the time of the exit.
-
-Does not depend on the work of the parts.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Run parts concurrently. The end of a part stops the others, and is raised."""
+    """Run parts concurrently. If a part ends, stop the others, and raise the reason."""
     async with asyncio.TaskGroup() as group:
         for name, part in parts.items():
             group.create_task(until_stopped(name, part), name=name)

@@ -5,8 +5,8 @@ Tests of drivers: a fake kubelet, a fake API server, and the rules of the driver
 
     test_conformance = conformance_tests("my_pkg:MyDriver", config={"directory": "{root}/cameras"})
 
-The names here are public; the modules below are internal. Names are loaded when first used. It
-needs ``drakit[testing]``, and must not be imported by anything that runs on a node.
+The names here are public, and the modules below are internal. Names are loaded on first use. The
+package needs ``drakit[testing]``, and code that runs on a node must not import it.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ A Kubernetes API server in memory, which tests reach over HTTP.
 
 Like the real server, it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
-selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata.
-It has no schemas, defaults and admission. Server-side apply is a merge that replaces lists and has
-no field owners.
+selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata. It has
+no schemas, defaults and admission. Server-side apply is a merge that replaces lists and has no
+field owners.
 
-Kinds are not registered: any path of the usual shape works. ``served`` restricts a group to the
+Kinds are not registered: any path of the usual form works. ``served`` restricts a group to the
 versions that a cluster serves, and ``forbidden`` denies verbs. To make the server fail: ``fail``,
 ``delay``, ``token``, ``expire_history``, ``drop_watches``, ``end_watches_at_once``,
 ``send_to_watches`` and ``verbatim``.
@@ -39,7 +39,7 @@ _VERBS = {"POST": "create", "PUT": "update"}
 
 @dataclass
 class Fault:
-    """A fault of matching requests, which replaces or precedes the answer."""
+    """A fault for matching requests, which replaces or precedes the response."""
 
     method: str
     path: str
@@ -82,7 +82,7 @@ class FakeApiServer:
     """Whether the server ends each watch immediately, without an event."""
 
     served: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The served versions of each API group, by default all."""
+    """The served versions of each API group. By default, all versions are served."""
 
     forbidden: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Verbs and plural resource names that the server denies with 403, such as ``("list",
@@ -98,8 +98,8 @@ class FakeApiServer:
     cluster: FakeCluster = field(default_factory=FakeCluster)
 
     dropped_device_fields: set[str] = field(default_factory=set[str])
-    """Fields of ``ResourceSlice.spec.devices[]`` that the server drops from requests, as one does
-    that does not know them."""
+    """Fields of ``ResourceSlice.spec.devices[]`` that the server drops from requests, like a server
+    that does not support them."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Plain-text responses by path, for example for ``/metrics``."""
@@ -270,7 +270,8 @@ class FakeApiServer:
                 device.pop(name, None)
 
     def _discovered(self, path: str) -> Object | None:
-        """The answer to ``/apis/<group>``; nothing if the path is another, or nobody serves it."""
+        """Return the response to ``/apis/<group>``. Return None for other paths and unserved
+        groups."""
         match path.strip("/").split("/"):
             case ["apis", group] if versions := self.served.get(group, ["v1"]):
                 named = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
@@ -294,7 +295,7 @@ class FakeApiServer:
             raise StatusError(403, "Forbidden", f"{resource} is forbidden: cannot {verb} it")
 
     def _reviewed(self, review: Object) -> Object:
-        """The answer to a SelfSubjectAccessReview."""
+        """Return the response to a SelfSubjectAccessReview."""
         attributes = review["spec"]["resourceAttributes"]
         denied = (attributes["verb"], attributes["resource"]) in self.forbidden
         return {**review, "status": {"allowed": not denied}}
@@ -375,7 +376,7 @@ _FIRST = ("name", "generateName", "namespace", "uid", "resourceVersion")
 
 
 def _ordered(event: Object) -> Object:
-    """Order an object's fields as the real server does, as far as readers may rely on it."""
+    """Order an object's fields like the real server, where readers may rely on the order."""
     if "metadata" not in event["object"]:
         return event
     body = dict(event["object"])

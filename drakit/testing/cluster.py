@@ -1,12 +1,12 @@
 """
-The objects of a cluster and their history, in memory, as an API server's requests change them: by
-paths, selectors and merge patches.
+The objects of a cluster and their history, in memory. Requests change them by paths, selectors and
+merge patches, as with an API server.
 
-There is no HTTP, so that tests on a virtual clock can use it alone; :mod:`.apiserver` serves it.
-There are no schemas, defaults, admission and authorisation; server-side apply is a merge that
-replaces lists and has no field owners.
+The module does not use HTTP, so that tests on a virtual clock can use it directly;
+:mod:`.apiserver` serves it. It has no schemas, defaults, admission and authorization. Server-side
+apply is a merge that replaces lists and has no field owners.
 
-It must not know kinds.
+Does not depend on kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ObjectKey: TypeAlias = tuple[str, str, str]
 
 
 class StatusError(Exception):
-    """An answer of kind Status that is not a success."""
+    """A response of kind Status that is not a success."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ObjectPath:
     """The parts of a path."""
 
     collection: str
-    """Group, version and resource, as ``/apis/resource.k8s.io/v1/resourceclaims``."""
+    """Group, version and resource, such as ``/apis/resource.k8s.io/v1/resourceclaims``."""
 
     namespace: str | None
     name: str | None
@@ -65,7 +65,7 @@ class ObjectPath:
 
     @staticmethod
     def parse(path: str) -> ObjectPath:
-        """Read a path of the usual shape."""
+        """Parse a path of the usual form."""
         parts = path.strip("/").split("/")
         depth = 2 if parts[0] == "api" else 3
         prefix, rest = "/" + "/".join(parts[:depth]), parts[depth:]
@@ -91,7 +91,7 @@ class ObjectPath:
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """JSON merge patch."""
+    """Apply a JSON merge patch."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     merged: Object = dict(cast("Object", target)) if isinstance(target, dict) else {}
@@ -124,7 +124,7 @@ def selected(obj: Object | None, params: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """One write of one object."""
+    """A write of an object."""
 
     version: int
     key: ObjectKey
@@ -132,7 +132,7 @@ class Change:
     new: Object | None
 
     def event(self, target: ObjectPath, params: dict[str, str]) -> Object | None:
-        """The watch event that a watcher with these selectors gets, if any."""
+        """Return the watch event for a watcher with these selectors, if any."""
         if not target.holds(self.key):
             return None
         was, now = selected(self.old, params), selected(self.new, params)
@@ -146,7 +146,8 @@ class Change:
 
 
 class FakeCluster:
-    """The objects and their history; no HTTP, so that tests on a virtual clock can use it alone."""
+    """The objects and their history, without HTTP, so that tests on a virtual clock can use them
+    directly."""
 
     def __init__(self) -> None:
         self.version: int = 100
@@ -155,12 +156,12 @@ class FakeCluster:
         self.oldest_version: int = 0
         self.watchers: list[asyncio.Queue[Any]] = []
         self.without_status: set[str] = set()
-        """Collections of custom resources that have no status subresource."""
+        """Collections of custom resources without a status subresource."""
 
     def request(
         self, method: str, path: str, params: dict[str, str] | None = None, body: Any = None
     ) -> tuple[int, Object]:
-        """Answer one request that is not a watch; StatusError if it is refused."""
+        """Process a request that is not a watch. Raises StatusError if it is rejected."""
         target, params = ObjectPath.parse(path), params or {}
         if params.get("dryRun"):
             return self._scratch().request(method, path, params | {"dryRun": ""}, body)
@@ -181,7 +182,7 @@ class FakeCluster:
                 raise StatusError(405, "MethodNotAllowed")
 
     def _scratch(self) -> FakeCluster:
-        """The same objects in a cluster that nobody watches."""
+        """Return a cluster with the same objects, but without watchers."""
         scratch = FakeCluster()
         scratch.version, scratch.oldest_version = self.version, self.oldest_version
         scratch.objects = dict(self.objects)  # a write replaces an object, and changes none
@@ -246,7 +247,7 @@ class FakeCluster:
         fixed = ("uid", "creationTimestamp", "name", "namespace", "generation", "deletionTimestamp")
         new["metadata"] = {**new["metadata"], **{k: meta[k] for k in fixed if k in meta}}
         new["metadata"]["resourceVersion"] = meta["resourceVersion"]
-        if new == old:  # as the real server: nothing is written
+        if new == old:  # like the real server: nothing is written
             return copy.deepcopy(old)
         apart = {"metadata", "status"}
         if {k: new.get(k) for k in new.keys() - apart} != {

@@ -5,9 +5,11 @@ The kubelet's side of drivers' sockets: registration, prepare, unprepare and hea
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, claim)
 
-Of a health stream it keeps what the status of pods would show, and for how long.
+For a health stream, the module keeps the health that the status of pods would show, and for how
+long.
 
-It must not know what serves the sockets: it does what kubelets do, and judges nothing.
+Does not depend on the programs that serve the sockets: it behaves like a kubelet, and checks
+nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ _HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1alpha1": (health_v1alpha1, health_v1alpha1_grpc),
 }
 DEFAULT_TIMEOUT_SECONDS = 30
-"""Seconds for which the kubelet uses a report without a timeout."""
+"""How long the kubelet uses a report without a timeout, in seconds."""
 
 
 def health_version(supported: Iterable[str]) -> str | None:
-    """Choose a version as the kubelet does: by its own preference, whatever the driver's order."""
+    """Choose a version as the kubelet does: by its own preference, regardless of the driver's
+    order."""
     advertised = set(supported)
     for version in _HEALTH_VERSIONS:
         if f"{version}.DRAResourceHealth" in advertised:
@@ -61,12 +64,12 @@ class Report:
     status: str
     message: str
     until: float
-    """Until when the report holds, loop clock."""
+    """The time until which the report is valid (loop clock)."""
 
 
 class HealthSubscriber:
     """
-    Reads one stream: a report holds from its receipt for the time in it.
+    Reads one stream. A report is valid from its receipt for the time that it contains.
 
     `async with` ends it. When the stream ends, all reports are dropped.
     """
@@ -74,7 +77,7 @@ class HealthSubscriber:
     def __init__(self, channel: Any, *, version: str) -> None:
         self.version = version
         self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
-        """Each message: status and text by pool and device."""
+        """Each message: status and message by pool and device."""
 
         self.ended: bool = False
         self._messages, stubs = _HEALTH_VERSIONS[version]
@@ -106,12 +109,12 @@ class HealthSubscriber:
         return report.status
 
     def message(self, device: str, *, pool: str = "node-1") -> str:
-        """Return the message beside it."""
+        """Return the message for the status."""
         report = self._known.get((pool, device))
         return "" if report is None else report.message
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for messages, or the stream's end, until a condition holds."""
+        """Wait for messages, or for the end of the stream, until a condition is met."""
         async with asyncio.timeout(5):
             while not condition():
                 self._news.clear()
@@ -154,8 +157,8 @@ NOTIFY_SECONDS = 5.0
 """A kubelet's deadline for its message that a driver is registered."""
 
 POLL_SECONDS = 0.1
-"""Between two checks whether a registration socket is in place. A kubelet closes its connection
-within a second of the socket's removal."""
+"""The interval at which the existence of a registration socket is checked. A kubelet closes its
+connection within a second of the socket's removal."""
 
 
 class FakeKubelet:
@@ -301,8 +304,8 @@ def _connect(path: Path) -> grpc.aio.Channel:
 
 
 async def _answer(call: Any) -> Any:
-    """Return a call's answer. A closed connection is an error of the call, not a cancellation of
-    the caller."""
+    """Return the response of a call. A closed connection is an error of the call, not a
+    cancellation of the caller."""
     try:
         return await call
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 """
 The pytest plugin of ``drakit[testing]``: fixtures for tests with a kubelet.
 
-Every pytest session in an environment with drakit loads it: it must not import anything expensive.
+Every pytest session in an environment with drakit loads it, so it must not import large modules.
 The rules of the contract are in :mod:`.suite`, and need no plugin.
 """
 
@@ -17,8 +17,8 @@ import pytest
 
 @pytest.fixture
 def drakit_root() -> Iterator[Path]:
-    """An empty folder for a kubelet and drivers. Its path is short: that of a unix socket has at
-    most 107 bytes, and ``tmp_path`` alone may have more."""
+    """An empty folder for a kubelet and drivers. Its path is short: the path of a Unix socket has
+    at most 107 bytes, and ``tmp_path`` by itself may be longer."""
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     yield root
     shutil.rmtree(root, ignore_errors=True)

@@ -1,7 +1,7 @@
 """
-The rules of the contract as tests of a vendor's own suite, one a rule.
+The rules of the contract as tests in a vendor's own suite, one per rule.
 
-It must not know the rules, or plugins of pytest: the tests are plain functions that run asyncio
+Does not depend on the rules, or on pytest plugins: the tests are plain functions that run asyncio
 themselves.
 """
 
@@ -71,7 +71,7 @@ def conformance_tests(
     )
     def test_conformance(rule: Rule) -> None:
         nonlocal unusable
-        # The wait for a driver that does not start happens once, not in each test.
+        # Only one test waits for a driver that does not start.
         if unusable is None:
             result = asyncio.run(check_rule(tested, rule))
             unusable = result if result.unusable else None

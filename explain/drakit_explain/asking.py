@@ -5,8 +5,6 @@ An explanation that lacks a verdict continues without it, plans the query, and e
 :class:`NotAnsweredError`. The caller runs the planned queries, and explains again. The cache key of
 a verdict is the input of the allocator: the claims, the classes, and the profile of the node
 (:mod:`.profiles`). Therefore, a change on one node costs one query for each request.
-
-Does not depend on the caller, or on the purpose of a query.
 """
 
 from __future__ import annotations

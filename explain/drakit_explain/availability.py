@@ -6,7 +6,7 @@ pod cannot use, then taints, then holders, because a release does not help with 
 The count of a slice is cached until the slice, or an allocation in its pool, changes. Counts only
 explain a result: Kubernetes' allocator decides whether a pod fits.
 
-Does not depend on clients, or on the sentences about the counts.
+Does not depend on clients.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The allocation is compared with the node, the pools and devices, their taints, t
 conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being
 updated, or a kind that may not be listed, allows no conclusion.
 
-:mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks,
-Events, or the allocation of devices.
+:mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks, or
+Events.
 """
 
 from __future__ import annotations

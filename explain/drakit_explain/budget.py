@@ -5,8 +5,6 @@ Tenants write pods and templates, and some of them cannot be explained in any re
 parts of an explanation share one budget. They count the operations that take time: slices that are
 compared, devices that are tried, constraints that are checked. Therefore, no result depends on the
 speed of the machine. Cached results of earlier explanations take no steps.
-
-Does not depend on the counted operations.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ and the eviction in ``k8s.io/kubernetes``, and the allocators in
 ``k8s.io/dynamic-resource-allocation``. Rows for kubelets and runtimes follow the release notes and
 the pull requests. Later releases are not assessed, and the packages of a vendor can contain fixes
 of later releases.
-
-Does not depend on the parsing of versions or objects.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ reasons stay certain if the objects of a kind may not be listed, and which have 
 
 The operator and ``kubectl drakit`` drop uncertain reasons, because a missing permission could be
 their cause.
-
-Does not depend on the search for a reason, its report, or why a kind is hidden.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A device is in exactly one state, the first of these that applies: gone, unhealt
 tainted, free. :func:`states_in` decides, also for the rows of ``kubectl drakit devices``.
 DeviceTaintRules are included.
 
-Does not depend on metrics, or on the time at which the numbers are needed.
+Does not depend on metrics.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Explains why a claim or a pod that is being deleted still exists.
 Each finding names the cause, such as a finalizer. Every deletion takes a moment, so the caller
 decides when to ask.
 
-Does not depend on clients, clocks, Events, or the reasons why a pod does not start.
+Does not depend on clients, clocks, or Events.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ attribute and kind of device. Equal columns are one object, so slices that diffe
 attributes share the rest. A column of unique strings is one string. A device is unpacked when it is
 read.
 
-Does not depend on JSON, claims, or the search.
+Does not depend on JSON or claims.
 """
 
 from __future__ import annotations

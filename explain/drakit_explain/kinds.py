@@ -3,8 +3,6 @@ The kinds whose objects explanations use: their known versions, how they are rea
 about an object that cannot be read, and the parts of a result that are missing without the kind.
 
 The operator and `kubectl drakit` use the same table.
-
-Does not depend on the code that lists or watches the objects.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A DeviceClass may provide an extended resource that no node has.
 
 For each pod, only its node, its priority and one sum are stored, because a cluster has thousands.
 
-Does not depend on clients, devices, or the wording of a result.
+Does not depend on clients or devices.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The operator uses the same results that ``kubectl drakit cordon`` and ``drain`` 
 found through claims, so they include those that request extended resources. A pod whose claim
 tolerates the taint stays, and so does one with admin access: neither takes the device from others.
 
-Does not depend on sessions, clocks, or the status of a maintenance.
+Does not depend on sessions or clocks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ small frozen types, no raw objects.
 They hold a fraction of an object, because the operator stores one for every claim and device of the
 cluster. :mod:`.projection` reads them from JSON.
 
-Does not depend on clients, JSON, or decisions about these facts.
+Does not depend on clients or JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ resources that other pods leave on each node, and the nodes of allocated claims.
 rules that depend on other pods (affinity between pods, topology spread, ports, volumes). Results
 are cached for pods with equal rules.
 
-Does not depend on requests for devices, clients, or the wording of a result.
+Does not depend on clients.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A DeviceDriver has a schema for each ``apiVersion`` of the parameters. The confi
 and of a claim are merged before the driver reads them, so each of them by itself may lack required
 keys. The driver itself checks the merged parameters when it prepares a claim.
 
-Does not depend on clients, or on the caller.
+Does not depend on clients.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ In all of these releases, each error of the allocator except ``ErrFailedAllocati
 * more than 32 devices
 * a disabled feature
 
-Does not depend on clients, claims, selectors, or the caller.
+Does not depend on clients, claims, or selectors.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ The nodes of a cluster usually have equal hardware, in pools and with values of 
 Therefore, a profile does not contain the names of nodes, pools and devices. For an attribute that a
 constraint compares, the profile contains only which devices have equal values. A slice with fields
 that this version does not know equals no other.
-
-Does not depend on the wording of a result.
 """
 
 from __future__ import annotations

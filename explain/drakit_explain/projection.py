@@ -8,7 +8,7 @@ that content. Strings that repeat in thousands of objects (names of drivers, poo
 attributes) are stored once, and so are the values that similar devices have in common: capacities,
 counters, taints.
 
-Does not depend on clients, or on the use of the facts.
+Does not depend on clients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """
 Tables of bounded size, which keep the last used entries.
-
-Does not depend on their content.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ that explanations quote.
 Only the node plugin of a node knows the messages of a driver, and whether the kubelet has
 registered the driver. Without a report, nothing is certain about either.
 
-Does not depend on clients, or on the sentences that quote the facts.
+Does not depend on clients.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ remedy.
 A cause is a selector that fails, an invalid pool, a request with too few devices, a constraint, or
 requests that need the same devices. :mod:`.availability` counts the devices, and :mod:`.wording`
 has the phrases.
-
-Does not depend on the source of claims, or on the readers of the findings.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ possible, then about those with enough devices, up to the first that fits. If no
 other nodes are included, because the counts may lack a rule of the allocator. When the budget is
 used up, an error that was found is certain. That a node fits is certain only if no error is
 possible on a node that was not judged.
-
-Does not depend on the wording of a result.
 """
 
 from __future__ import annotations

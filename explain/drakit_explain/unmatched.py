@@ -3,7 +3,7 @@ Explains why no published device matches a request. Matching devices may be in s
 used. A selector may name a driver, an attribute or a value that no device has. The policy of the
 class may publish no devices.
 
-Does not depend on pods, or on which devices are allocated.
+Does not depend on pods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Verdicts of Kubernetes' own allocator: the meaning of the helper's response.
 
-Does not depend on processes, or on the facts of the explainer.
+Does not depend on processes.
 """
 
 from __future__ import annotations

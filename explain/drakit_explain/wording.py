@@ -4,7 +4,7 @@ Phrases that explain why the devices of a request are unavailable: parts of one 
 They are for readers of a pod's Events, and name what to check next. The same situation results in
 the same phrases, regardless of the order of its facts.
 
-Does not depend on pods, clients, clocks, or the counting of devices.
+Does not depend on pods, clients, or clocks.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The facts of a cluster, indexed for explanations: the holders of devices, and th
 A world receives facts and deletions one by one or as complete lists. The operator keeps a world up
 to date from watches, and ``kubectl drakit`` fills one from lists.
 
-Does not depend on clients, threads, Events, or the evaluation of selectors.
+Does not depend on clients, threads, or Events.
 """
 
 from __future__ import annotations

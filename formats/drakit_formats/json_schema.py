@@ -6,7 +6,7 @@ of steps, patterns take linear time, and messages contain no values, which may b
 unsupported keyword, such as ``if``, accepts every value. So does the rest of a value that exceeds
 the limit: a valid value is never rejected.
 
-Does not depend on drivers, or on the objects that contain the values.
+Does not depend on drivers.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from drakit.settings import Settings, normalised
+from drakit.settings import Settings, normalized
 from drakit_formats.cdi.checks import InvalidNameError, split_kind
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain, is_driver_name
 
@@ -90,7 +90,7 @@ def _resource(name: str) -> str:
     return name
 
 
-HostPath = Annotated[str, AfterValidator(normalised)]
+HostPath = Annotated[str, AfterValidator(normalized)]
 DevicePattern = Annotated[HostPath, AfterValidator(_below_dev)]
 Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
 

@@ -1,7 +1,5 @@
 """
 ``drakit-operator``: reads arguments and settings, configures the log, and runs the app.
-
-Does not depend on the work of the app.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ error.
 
 Anyone on the pod network can connect, and objects come from tenants. Therefore, the number of
 connections, the bytes, values and seconds of a request, and the steps of a check are limited. The
-queries about templates, which the leader answers, have a rate limit. Does not depend on the
-objects' other problems, or on the store.
+queries about templates, which the leader answers, have a rate limit. Does not depend on the store.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ Selects the objects that must be checked again after changes of others.
 
 Too many objects are harmless: each is queued once, and nothing is announced twice. Too few are not.
 
-Does not depend on queues, or on the results of a check.
+Does not depend on queues.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ Runs the queries that explanations have planned in Kubernetes' own allocator.
 
 The program may take seconds, so it is called in a thread. The namespace that has used the least
 time has the next turn.
-
-Does not depend on the planning of a query.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Announcements: when an object gets an Event, with which note, and how often.
 :func:`decide` is pure, :class:`Announcer` has the state, and :class:`EventWriter` writes. Its
 recorder deduplicates Events across replicas and restarts.
 
-Does not depend on the store, or on the search for a reason.
+Does not depend on the store.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ does not wait for the work on a tenant's object. The thread also detects a main 
 
 A replica is the leader at most once: if a part ends, or the Lease may be lost, the process exits.
 The kubelet restarts the container.
-
-Does not depend on the problems of pods and claims.
 """
 
 from __future__ import annotations

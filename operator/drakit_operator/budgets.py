@@ -13,7 +13,7 @@ first, the newest content before the oldest. An object that has lost its content
 without it. Every result about the object is undecided, until it changes or all objects of its kind
 are listed again. :meth:`ContentBudgets.take_room` returns when that helps.
 
-Does not depend on queues, Events, or the evaluation of content.
+Does not depend on queues or Events.
 """
 
 from __future__ import annotations

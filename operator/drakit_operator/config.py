@@ -3,8 +3,6 @@ The operator's settings: one frozen model, which is read once. Unknown keys are 
 
 The docstrings below the fields are the manual: schema, chart values and docs come from them. Every
 setting has a default, so that no file is needed.
-
-Does not depend on the use of a setting.
 """
 
 from __future__ import annotations

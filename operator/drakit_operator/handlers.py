@@ -5,8 +5,6 @@ Kopf runs on the leader, in the main loop. An event handler updates one fact in 
 queue finds the effects on other objects, which Kopf does not do. Handlers of drakit's kinds
 reconcile one object, and Kopf stores its progress in ``status.kopf``. No object gets a finalizer:
 the garbage collector deletes the objects that a policy or maintenance owns.
-
-Does not depend on the reconciled objects, or on the way in which the cluster is followed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ whether the operator may list and watch them.
 These checks are repeated, so that no restart is needed after an upgrade of the control plane or a
 change of permissions.
 
-Does not depend on the store, or on the effects of a missing kind.
+Does not depend on the store.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
 
 
 async def _may(client: Session, verb: str, kind: Kind) -> bool:
-    """Request a review of a permission. If there is no result, the list decides."""
+    """Return whether the operator has a permission. If the review fails, the list decides."""
     attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -9,8 +9,6 @@ Kopf's watch has three problems. It does not wait for handlers, so its backlog i
 per object at the peak). It loses deletions between a watch and the next list. A response such as
 401 or 404 ends the operator. This replacement would be unnecessary if Kopf accepted a source of
 events, as ``spawn_tasks`` accepts its memories.
-
-Does not depend on the use of Kopf.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ The election has its own thread, event loop and session, so that the work of the
 delays a renewal. The same thread serves the probes, for the same reason. If the Lease may be lost,
 the process exits at once, whatever the main loop does, because another replica relies on that. The
 kubelet restarts the container, which becomes a candidate again.
-
-Does not depend on the leader's work, or on the checks of the probes.
 """
 
 from __future__ import annotations

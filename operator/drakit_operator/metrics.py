@@ -1,7 +1,5 @@
 """
 The operator's metrics: few, and with closed sets of label values.
-
-Does not depend on the source of the values, or on the way in which they are served.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ There is one evaluator, and anyone can write slow selectors. Therefore, it gets 
 about as many devices as take 50 ms, and the queue decides for which object. A selector that took
 too long is cached by its expression.
 
-Does not depend on pods, queues, or the evaluation of CEL.
+Does not depend on pods or queues.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ namespace represents the others: it keeps its own Event, and the Events of the o
 A cause is judged when it has stopped growing for a short time, because objects come in bursts: a
 Job creates 50 pods in seconds.
 
-Does not depend on Events, sessions, or the reason for a cause.
+Does not depend on Events or sessions.
 """
 
 from __future__ import annotations

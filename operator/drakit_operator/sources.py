@@ -9,7 +9,7 @@ Causes are certain only with the required kinds.
 Most pods of a cluster neither use devices nor wait. They are not in the store: :class:`LoadWatch`
 keeps only the sums of their requests, by node.
 
-Does not depend on Kopf, queues, Events, or the effects of a change.
+Does not depend on Kopf, queues, or Events.
 """
 
 from __future__ import annotations

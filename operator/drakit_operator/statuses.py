@@ -1,8 +1,6 @@
 """
 The status of an object that the operator reconciles: its conditions, the changes of a status, and
 their write.
-
-Does not depend on the meaning of a status, or on the time of a write.
 """
 
 from __future__ import annotations

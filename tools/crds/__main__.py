@@ -4,8 +4,6 @@ up to date.
 
 Helm never upgrades a definition. Therefore, each has a checksum of its spec, by which the chart
 decides whether its hook has to upgrade the one in the cluster.
-
-Does not depend on the content of the definitions.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ additional rules. The rest of the definition is written by hand.
 
 The rules repeat checks of :mod:`drakit_drivers.hostdev.policy`, so that the API server rejects a
 mistake at once. Checks that need lists of dangerous paths stay in the model.
-
-Does not depend on the conversion of a model to a schema.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ Converts a pydantic model to the structural schema of a CustomResourceDefinition
 
 The API server uses it to check types, bounds and patterns, and rules in CEL if a schema is not
 enough. Problems that only the model detects are reported in the status of an object instead.
-
-Does not depend on any model.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ and packages.
 The packages are those of `requirements/kubectl.txt`, once for each Python version, because some
 have extension modules. Instead of the CEL library for Python, the archive has the programs
 `drakit-cel-MINOR`, one for each minor release of Kubernetes. Equal inputs result in equal archives.
-
-Does not depend on the manifest.
 """
 
 from __future__ import annotations

@@ -2,6 +2,4 @@
 Generates the pages of docs/reference/ that repeat declarations of the code: ``make reference``.
 
 Each module writes one page. :mod:`.markdown` and :mod:`.docstrings` are shared.
-
-Does not depend on the build of the site.
 """

@@ -1,7 +1,5 @@
 """
 Writes the generated pages, or checks that the committed ones are up to date.
-
-Does not depend on the content of the pages.
 """
 
 from __future__ import annotations

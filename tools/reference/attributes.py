@@ -4,8 +4,6 @@ plugins.
 
 Types and examples come from the drivers' code, which describes the sample devices below. Each
 attribute must have a description, and each description an attribute.
-
-Does not depend on the devices of a node.
 """
 
 from __future__ import annotations

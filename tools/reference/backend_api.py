@@ -2,8 +2,6 @@
 The page of the backend contract: services, messages and enums with their comments.
 
 protoc compiles the contract. The comments come from the descriptor's source info.
-
-Does not depend on the meaning of the contract.
 """
 
 from __future__ import annotations

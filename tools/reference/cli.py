@@ -2,8 +2,6 @@
 The page of commands, from the argument parsers of the programs.
 
 A parser's own help output differs between versions of Python, so this module writes its own.
-
-Does not depend on the effects of a command.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 The page of configuration files: the fields of the pydantic models, with their docstrings.
 
 The page of the chart's values describes the keys that a value sets. This page links to the value.
-
-Does not depend on the effect of a setting.
 """
 
 from __future__ import annotations

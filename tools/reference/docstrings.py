@@ -1,7 +1,5 @@
 """
 The docstrings of attributes: the string literal below an assignment, which Python discards.
-
-Does not depend on their use.
 """
 
 from __future__ import annotations

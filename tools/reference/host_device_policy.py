@@ -1,8 +1,6 @@
 """
 The generated parts of the page of HostDevicePolicies: the fields of the model with their
 docstrings, and the dangerous device nodes of the code. The rest of the page is written by hand.
-
-Does not depend on the host.
 """
 
 from __future__ import annotations

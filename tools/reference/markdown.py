@@ -1,7 +1,5 @@
 """
 Markdown of the generated pages: front matter, tables, and docstrings.
-
-Does not depend on any page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """
 The page of metrics: names, types, labels and help strings of the objects that the daemons register.
-
-Does not depend on the measurement of a metric.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """
 The pages of the Python API: the public names of drakit and drakit.testing, with their docstrings.
-
-Does not depend on the purpose of a name.
 """
 
 from __future__ import annotations

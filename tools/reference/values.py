@@ -2,8 +2,6 @@
 The page of the chart's values: keys, defaults and comments of values.yaml, and types of its schema.
 
 A comment is directly above its key. Lines that are indented after the ``#`` are an example.
-
-Does not depend on the use of a value in the chart.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ repository are loaded only in light mode. A page is faulty if
 The search of the start page must find a word. `--screenshots FOLDER` keeps a picture of each page.
 
 The browser is Chromium (Debian: `apt-get install chromium`), controlled over its debugging pipe,
-which needs no library and no open port. Does not depend on the build of the site.
+which needs no library and no open port.
 """
 
 from __future__ import annotations

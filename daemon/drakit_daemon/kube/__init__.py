@@ -4,8 +4,8 @@ A session with the Kubernetes API: configuration, requests, lists, watches, queu
 Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` reads claims
 and slices. Reflector, queue, Lease and Events are separate, optional modules.
 
-Does not depend on drivers, devices, or the daemon that uses it. Only :mod:`.client_library` may
-import the client library. It never loads the library's models, which cost 30 MiB on every node.
+Does not depend on drivers or devices. Only :mod:`.client_library` may import the client library. It
+never loads the library's models, which cost 30 MiB on every node.
 """
 
 from __future__ import annotations

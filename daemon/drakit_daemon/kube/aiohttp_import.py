@@ -14,7 +14,7 @@ asyncio fills a buffer of 256 KiB with zeros for each TLS connection, and the no
 idle connections. Smaller buffers save 0.8 MiB on every node. asyncio has no parameter for the size,
 only a class attribute.
 
-Import this module before aiohttp. Does not depend on the requests.
+Import this module before aiohttp.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ or from another replica, because the name of the Event is a hash of its content.
 has taken the name, the Event gets a name that nobody can guess. :meth:`EventRecorder.record` limits
 the rate of Events from one source about one object. Callers of :meth:`EventRecorder.write` must
 limit the rate themselves.
-
-Does not depend on the reason for an Event.
 """
 
 from __future__ import annotations

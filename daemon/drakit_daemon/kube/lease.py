@@ -8,8 +8,6 @@ before any candidate may start: it has ``lease - renew_deadline`` seconds for th
 
 There is no fencing: a process that is frozen for longer than the lease notices this when it wakes.
 Check ``is_leader`` immediately before a write that must not happen twice.
-
-Does not depend on the work of the leader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The API server's content in a kit: published ResourceSlices, and claims that are allocated as a
-scheduler allocates them.
+The objects of the API server in a kit: published ResourceSlices, and claims that are allocated as
+by a scheduler.
 
-It must not know the node plugin, or the kubelet.
+Does not depend on the node plugin, or on the kubelet.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, P
 NAMESPACE = "lab"
 
 PUBLISH_SECONDS = 10.0
-"""From a registration until a device is published: the node plugin waits for nothing then."""
+"""The time limit from a registration until a device is published. The node plugin does not wait for
+anything else then."""
 
 SETTLE_SECONDS = 0.2
-"""Seconds without a change, if the list of devices differs from that of the last start."""
+"""The time without a change after which a list of devices is complete, if it differs from that of
+the last start."""
 
 SETTLE_PROGRAM_SECONDS = 1.0
 """The same for devices of a program, which may register one resource after another."""
 
 LIST_SECONDS = 2.0
-"""Seconds to wait for more devices: a driver may list them one after another."""
+"""How long to wait for more devices, because a driver may list them one after another."""
 
 POLL_SECONDS = 0.02
 
@@ -40,7 +42,7 @@ _EVENTS = "/apis/events.k8s.io/v1/events"
 
 
 class Cluster:
-    """The cluster that a kit's node is in."""
+    """The cluster of a kit's node."""
 
     def __init__(self, api: FakeApiServer, *, node: str) -> None:
         self._api = api
@@ -49,14 +51,14 @@ class Cluster:
         self._settled: frozenset[tuple[str, str]] = frozenset()
         api.store(f"/api/v1/nodes/{node}", {"metadata": {"uid": str(uuid.uuid4())}})
 
-    # ------------------------------------------------------------ what is published
+    # ------------------------------------------------------------ published devices
 
     def slices(self, driver: str) -> list[dict[str, Any]]:
         """Return the ResourceSlices of a driver."""
         return [body for body in self._api.objects(_SLICES) if body["spec"].get("driver") == driver]
 
     def slice_writes(self) -> int:
-        """Count the writes of ResourceSlices, dry runs aside."""
+        """Return the number of writes of ResourceSlices, not counting dry runs."""
         return sum(
             method not in ("GET", "WATCH") and path.startswith(_SLICES) and not query.get("dryRun")
             for (method, path), query in zip(self._api.requests, self._api.queries, strict=False)
@@ -79,13 +81,13 @@ class Cluster:
 
     async def until_published(self, driver: str, *, is_program: bool) -> None:
         """Wait for devices of a driver that pods could get, until their list is complete. Raises
-        ConformanceError. `is_program`: the driver is a process of its own."""
+        ConformanceError. `is_program` means that the driver is a separate process."""
         if not await within(PUBLISH_SECONDS, lambda: any(map(_usable, self.devices(driver)))):
             raise ConformanceError(
                 f"{PUBLISH_SECONDS:g} s after its registration the driver has no published device "
                 f"that pods could get"
             )
-        # Complete is a list as at the last start, or one that stays the same for a while.
+        # A list is complete if it equals that of the last start, or stays the same for a while.
         loop = asyncio.get_running_loop()
         settle = SETTLE_PROGRAM_SECONDS if is_program else SETTLE_SECONDS
         now, since, until = self._names(driver), loop.time(), loop.time() + PUBLISH_SECONDS
@@ -96,7 +98,7 @@ class Cluster:
         self._settled = now
 
     async def until_listed(self, driver: str, *, at_least: int) -> list[PublishedDevice]:
-        """Wait a moment for this many devices, and return those that are published."""
+        """Wait a moment for this many devices, and return the published ones."""
         await within(LIST_SECONDS, lambda: len(self.devices(driver)) >= at_least)
         return self.devices(driver)
 
@@ -120,7 +122,7 @@ class Cluster:
         reserved_for: Sequence[Mapping[str, Any]] | None = None,
         of: ClaimUnderTest | None = None,
     ) -> ClaimUnderTest:
-        """Store a claim with these results; `of` is a claim that is allocated again."""
+        """Store a claim with these results. `of` is a claim that is allocated again."""
         number = next(self._numbers)
         reference = (
             of.reference
@@ -137,7 +139,7 @@ class Cluster:
         return ClaimUnderTest(reference=reference, devices=tuple(devices), body=stored)
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete a claim's object at once, if it still exists."""
+        """Delete a claim object at once, if it still exists."""
         path = f"{_CLAIMS}/{claim.reference.name}"
         if self._api.object(path) is not None:
             self._api.remove(path)
@@ -152,8 +154,8 @@ def result_for(
     share_id: str | None = None,
     consumed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the allocation result that a scheduler makes for a device. A device that several
-    claims may have is always allocated as a share."""
+    """Return the allocation result of a scheduler for a device. A device that several claims may
+    have is always allocated as a share."""
     result: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
@@ -171,7 +173,7 @@ def result_for(
 
 
 def default_share(device: PublishedDevice) -> Mapping[str, str]:
-    """Return the share of a claim that requests no amount."""
+    """Return the share of a claim that does not request an amount."""
     taken: dict[str, str] = {}
     capacities: Mapping[str, Mapping[str, Any]] = device.body.get("capacity") or {}
     for name, capacity in capacities.items():
@@ -181,7 +183,7 @@ def default_share(device: PublishedDevice) -> Mapping[str, str]:
 
 
 async def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Wait until a condition holds, or the time is over; return whether it holds."""
+    """Wait until a condition is met, or the time is over. Return whether it is met."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while not (holds := condition()) and loop.time() < until:

@@ -1,8 +1,9 @@
 """
-What rules get from a kit: published devices, stored claims, responses to the kubelet; and outcomes
-other than a pass: a rule fails, does not apply, or the kit itself cannot continue.
+The facts that rules get from a kit: published devices, stored claims, responses to the kubelet.
+Also, the outcomes other than a pass: a rule fails, does not apply, or the kit itself cannot
+continue.
 
-It must not know rules, or where the facts come from.
+Does not depend on rules, or on the source of the facts.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from drakit.device import ClaimReference
 
 class ConformanceError(Exception):
     """
-    The kit cannot go on; the text is a sentence with the reason.
+    The kit cannot continue. The message is a sentence with the reason.
 
-    While a rule is checked this fails the rule: a driver that does not recover from a reboot
-    violates the rule about reboots. Before that, the driver could not be tested.
+    While a rule is checked, this error fails the rule: a driver that does not recover from a reboot
+    violates the rule about reboots. Before that, it means that the driver could not be tested.
     """
 
 
 class RuleFailedError(ConformanceError):
-    """The driver violates the rule; the text describes what was observed instead."""
+    """The driver violates the rule. The message describes the observed behavior."""
 
 
 class RuleSkippedError(Exception):
-    """The rule does not apply to this driver, or its devices here; the text is the reason."""
+    """The rule does not apply to this driver, or to its devices here. The message is the reason."""
 
 
 class TargetError(ConformanceError):
@@ -42,25 +43,27 @@ class TargetError(ConformanceError):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDevice:
-    """A device as published in a ResourceSlice of the driver."""
+    """A device that is published in a ResourceSlice of the driver."""
 
     name: str
     pool: str
 
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """By name as published; the value without its type: ``"x"``, ``3``, ``True``, a list."""
+    """The attributes by published name. The value does not include its type: ``"x"``, ``3``,
+    ``True``, a list."""
 
     capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By name as published; quantities as text."""
+    """Quantities as strings, by published name."""
 
     taints: tuple[Mapping[str, Any], ...] = ()
     """The published taints: ``key``, ``value``, ``effect``, ``timeAdded``."""
 
     allow_multiple: bool = False
-    """Whether several claims may have it at the same time (``allowMultipleAllocations``)."""
+    """Whether several claims may have the device at the same time
+    (``allowMultipleAllocations``)."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
-    """All of it, as JSON."""
+    """The whole device, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +74,10 @@ class ClaimUnderTest:
     """The name that the kubelet uses."""
 
     devices: tuple[PublishedDevice, ...] = ()
-    """The allocated devices, in the order of its results."""
+    """The allocated devices, in the order of the results."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
-    """The ResourceClaim as stored, as JSON."""
+    """The stored ResourceClaim, as JSON."""
 
     @property
     def uid(self) -> str:
@@ -84,7 +87,7 @@ class ClaimUnderTest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedDevice:
-    """One device of an answer to NodePrepareResources."""
+    """A device of a response to NodePrepareResources."""
 
     requests: tuple[str, ...]
     pool: str
@@ -95,16 +98,16 @@ class PreparedDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareResult:
-    """The answer to NodePrepareResources for one claim."""
+    """The response to NodePrepareResources for one claim."""
 
     error: str
-    """The error in the pod's Event; empty if the claim is prepared."""
+    """The error in the pod's Event. Empty if the claim is prepared."""
 
     devices: tuple[PreparedDevice, ...] = ()
 
     @classmethod
     def of(cls, answer: Any) -> PrepareResult:
-        """Read it from a NodePrepareResourceResponse, of any version."""
+        """Read the result from a NodePrepareResourceResponse of any version."""
         return cls(
             error=answer.error,
             devices=tuple(
@@ -121,13 +124,13 @@ class PrepareResult:
 
     @property
     def cdi_ids(self) -> tuple[str, ...]:
-        """The CDI names of all devices, in their order."""
+        """The CDI names of all devices, in order."""
         return tuple(name for device in self.devices for name in device.cdi_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceHealth:
-    """The health of one device as the kubelet got it, and would show it in the status of pods."""
+    """The health of a device that the kubelet received, and would show in the status of pods."""
 
     status: str
     """``Healthy``, ``Unhealthy`` or ``Unknown``."""
@@ -136,7 +139,7 @@ class DeviceHealth:
 
 
 def merged(edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return CDI container edits as one: lists are put one after another."""
+    """Return CDI container edits merged into one, with concatenated lists."""
     together: dict[str, Any] = {}
     for each in edits:
         for key, value in each.items():

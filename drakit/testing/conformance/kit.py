@@ -3,10 +3,10 @@ The kit: one node with one driver, a fake kubelet and a fake API server.
 
 The real node plugin runs as a process between a fake kubelet and a fake API server. A rule prepares
 and unprepares claims, kills, reboots and removes things, and checks how the driver copes.
-:mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node, and :mod:`.claims` is what
-the API server holds.
+:mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node, and :mod:`.claims` has the
+objects of the API server.
 
-It must not know rules.
+Does not depend on rules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ValueT = TypeVar("ValueT")
 async def open_kit(target: Target) -> AsyncGenerator[Kit]:
     """Create a kit whose node is powered off, as an asynchronous context manager. On exit, it kills
     all processes and removes all files."""
-    # Unix socket paths have at most 107 bytes: the usual temporary directories are too deep.
+    # Unix socket paths have at most 107 bytes, and the usual temporary directories are too deep.
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     try:
         async with (
@@ -121,7 +121,7 @@ class Kit:
             raise ConformanceError("no driver has registered yet")
         return self._node.driver
 
-    # ------------------------------------------------------------ the node's life cycle
+    # ------------------------------------------------------------ the node's lifecycle
 
     async def start(self) -> None:
         """Start the node plugin and, for a backend or device plugin, the target's own process. Wait
@@ -190,7 +190,7 @@ class Kit:
     async def _until_published(self) -> None:
         await self._cluster.until_published(self.driver, is_program=self._node.program is not None)
 
-    # ------------------------------------------------------------ what is published
+    # ------------------------------------------------------------ published devices
 
     async def devices(self, *, at_least: int = 1) -> list[PublishedDevice]:
         """Return the published devices, ordered by pool and name. Skips the rule if there are fewer
@@ -312,7 +312,8 @@ class Kit:
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
         """Start to prepare claims in one call, and cancel the call after this time."""
         self._asked |= {claim.uid: claim for claim in claims}
-        # A canceled call is a reset stream: what the server sees of a kubelet that gives up.
+        # A canceled call is a reset stream, which is also what the server sees if a kubelet gives
+        # up.
         call = asyncio.create_task(
             self.kubelet.prepare(self._dra(), *(c.reference for c in claims), timeout_seconds=45)
         )
@@ -341,7 +342,7 @@ class Kit:
         if foreign := set(answers) - asked:
             self.fail(f"the response contains {len(foreign)} claims that were not in the call")
 
-    # ------------------------------------------------------------ what containers get
+    # ------------------------------------------------------------ edits and files of containers
 
     def spec(self, claim: ClaimUnderTest) -> dict[str, Any] | None:
         """Return the CDI spec of a claim as JSON, or None if it does not exist."""
@@ -418,8 +419,8 @@ class Kit:
         return "" if self._node.program is None else self._node.program.text()
 
     def blocked(self, *, least: int = 2) -> str | None:
-        """Return the call that has blocked the driver's event loop this often, or for long; None if
-        there is none. A single pause can be that of a busy machine, or of an import."""
+        """Return the call that has blocked the driver's event loop this often, or for long, or
+        None. A single pause can be caused by a busy machine, or by an import."""
         calls: list[str] = []
         for line in f"{self.log()}\n{self.target_log()}".splitlines():
             if BLOCKED in line:

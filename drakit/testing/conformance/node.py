@@ -1,12 +1,12 @@
 """
-A node: the kubelet's directories, the node plugin's process on them, the target's own, and the
+A node: the kubelet's directories, the process of the node plugin, the target's own process, and the
 kubelet's podresources socket.
 
-It starts and stops the processes, waits until the driver can be used, and reads from the log why it
-cannot. A node plugin reads the claims in use from the socket, and relies on lists that contain its
-own pod.
+The module starts and stops the processes, waits until the driver can be used, and reads from the
+log why it cannot. A node plugin reads the claims in use from the socket, and relies only on lists
+that contain its own pod.
 
-It must not know rules.
+Does not depend on rules.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
 OWN_POD: Mapping[str, str] = {"POD_NAMESPACE": "drakit-system", "POD_NAME": "drakit-nodeplugin-kit"}
-"""The node plugin's own pod, as its environment names it."""
+"""The node plugin's own pod, from its environment."""
 
 START_SECONDS = 30.0
-"""Time limit until a driver is registered and its devices can be used."""
+"""The time limit until a driver is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
-"""How long to wait for a driver that is refused, or all of whose devices are rejected: the next
-attempt may succeed."""
+"""How long to wait for a driver that is rejected, or whose devices are all rejected, because the
+next attempt may succeed."""
 
 HOPELESS_ENDS = 3
-"""After so many exits the kit gives up the target's program."""
+"""After this many exits, the kit gives up the target's program."""
 
 SETUP_SECONDS = 60.0
-"""The time limit of a target's set-up."""
+"""The time limit of a target's setup."""
 
 POLL_SECONDS = 0.05
-"""Between two polls."""
+"""The interval between two polls."""
 
 COMPLETE_SECONDS = 5.0
-"""After a restart: how long to wait for all earlier devices, once one of them can be used. A driver
-may have lost one for good."""
+"""How long to wait for all earlier devices after a restart, once one of them can be used. A driver
+may have lost one permanently."""
 
 UNHEALTHY_SECONDS = 20.0
-"""How long to wait for a healthy device: a driver may have none. Plugins with Kubernetes' stub
-register again 10 s after a restart."""
+"""How long to wait for a healthy device, because a driver may not have one. Plugins with
+Kubernetes' stub register again 10 s after a restart."""
 
-# Short periods: a rule about health should not take a minute.
+# Short periods, so that a rule about health does not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
 
 
 MAX_CHARACTERS = 1000
-"""The length limit of a problem; longer ones come from the driver."""
+"""The length limit of a problem. Longer ones come from the driver."""
 
 _REJECTED = re.compile(r"device is rejected .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
@@ -80,7 +80,7 @@ _UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re
 
 
 class FakeNode:
-    """The node of one kit; the kubelet's root is its folder."""
+    """The node of a kit. The kubelet's root is the kit's folder."""
 
     def __init__(
         self, target: Target, root: Path, *, name: str, kubeconfig: Path, kubelet: FakeKubelet
@@ -89,13 +89,13 @@ class FakeNode:
         self.name: str = name
         self.cdi: Path = root / "cdi"
         self.driver: str | None = None
-        """The name with which the driver registered; None before it did so for the first time."""
+        """The name with which the driver registered. None before its first registration."""
 
         self.registration: Path | None = None
-        """The socket at which it registered last."""
+        """The socket at which the driver last registered."""
 
         self.dra: Path | None = None
-        """The socket that it named there."""
+        """The DRA socket from the last registration."""
 
         self._target = target
         self._kubelet = kubelet
@@ -126,11 +126,11 @@ class FakeNode:
             directory.mkdir()
         target.place(root)
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ the node's lifecycle
 
     async def start(self) -> None:
-        """Boot if it is off, start what does not run, and wait until the driver can be used. Raises
-        ConformanceError."""
+        """Boot the node if it is off, start processes that do not run, and wait until the driver
+        can be used. Raises ConformanceError."""
         if self._boots == 0:
             await self._boot()
         if not self.plugin.running:
@@ -150,8 +150,8 @@ class FakeNode:
         await self._until_ready()
 
     async def kill_program(self) -> None:
-        """Kill the target's own program, and wait until the node plugin shows it: its metrics are
-        up to some seconds old, and those from before would pass for a new start."""
+        """Kill the target's own program, and wait until the metrics of the node plugin show it.
+        They can be some seconds old, and the old ones would look like a new start."""
         if self.program is not None:
             await self.program.kill()
             await self._until("the node plugin still shows a driver that runs", self._is_down)
@@ -160,23 +160,23 @@ class FakeNode:
         return not (await self._gauges()).get("drakit_driver_running", 1)
 
     async def stop_plugin(self) -> None:
-        """End the node plugin by SIGTERM; raise ConformanceError if it must be killed."""
+        """Stop the node plugin with SIGTERM. Raises ConformanceError if it must be killed."""
         if self.plugin.running and await self.plugin.terminate() is None:
             raise ConformanceError("the node plugin did not end after SIGTERM, and was killed")
 
     async def power_off(self) -> None:
-        """End all processes at once, and lose what a reboot loses."""
+        """Kill all processes, and remove everything that a reboot loses."""
         await self.plugin.kill()
         if self.program is not None:
             await self.program.kill()
         if self._waits_for is not None:
-            self._waits_for.unlink(missing_ok=True)  # a stale socket is no sign of life
+            self._waits_for.unlink(missing_ok=True)  # a stale socket is not a sign of life
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
 
     async def reboot(self) -> None:
-        """Switch it off and on again, and start all."""
+        """Power the node off and on again, and start everything."""
         await self.power_off()
         await self._boot()
         await self.start()
@@ -189,7 +189,7 @@ class FakeNode:
         await self._run(self._target.setup)
 
     async def unplug(self) -> None:
-        """Remove a device, as the target does it."""
+        """Remove a device with the target's function."""
         await self._run(self._target.unplug)
 
     async def _run(self, setup: Setup | None) -> None:
@@ -211,7 +211,8 @@ class FakeNode:
 
     def _write_config(self) -> None:
         config = {
-            # The kernel chooses free ports: a port chosen here could be taken before it is used.
+            # The kernel chooses free ports, because a port chosen here could be taken before it is
+            # used.
             "listen": dict.fromkeys(("probes", "metrics"), "127.0.0.1:0"),
             "bootIDFile": str(self.root / "boot_id"),
             "logging": {"format": "text"},
@@ -224,7 +225,7 @@ class FakeNode:
     async def _can_begin(self) -> bool:
         return self._waits_for is None or self._waits_for.exists()
 
-    # ------------------------------------------------------------ when it is ready
+    # ------------------------------------------------------------ readiness
 
     async def _until_ready(self) -> None:
         await self._until("the driver is not registered", self._registers)
@@ -247,7 +248,7 @@ class FakeNode:
         await self._until("the driver has no devices", usable)
 
     async def _registers(self) -> bool:
-        """Register the driver at the first socket that answers; stale sockets do not."""
+        """Register the driver at the first socket that responds. Stale sockets do not."""
         for path in self._kubelet.sockets():
             try:
                 info = await self._kubelet.get_info(path)
@@ -271,7 +272,7 @@ class FakeNode:
         return found
 
     async def _get(self, server: str, path: str) -> str:
-        """Return the response of a server of the node plugin; empty if there is none."""
+        """Return the response of a server of the node plugin. Empty if there is none."""
         ports = re.findall(rf"\b{server}_port=(\d+)", self.plugin.text()[self._begun :])
         if not ports:
             return ""
@@ -286,7 +287,7 @@ class FakeNode:
             return ""
 
     async def _until(self, problem: str, look: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until a condition holds; raise ConformanceError if it takes too long or is
+        """Wait until a condition is met. Raises ConformanceError if it takes too long or is
         hopeless."""
         loop = asyncio.get_running_loop()
         hopeless_since, ends = inf, self._ends()
@@ -296,7 +297,7 @@ class FakeNode:
                     if not self.plugin.running:
                         raise ConformanceError(self._exit_sentence())
                     if not self._serves():
-                        ends = self._ends()  # device plugins may end until there is a kubelet
+                        ends = self._ends()  # device plugins may exit until there is a kubelet
                     if why := await self._hopeless():
                         hopeless_since = min(hopeless_since, loop.time())
                     else:
@@ -311,7 +312,7 @@ class FakeNode:
         if why := self._complaint():
             sentence += f"; {why}"
         else:
-            await self._get("probes", "/readyz")  # the reason goes to the log
+            await self._get("probes", "/readyz")  # writes the reason to the log
             if why := unready(self.plugin.text()[self._begun :]):
                 sentence += f"; {why}"
         raise ConformanceError(sentence)
@@ -323,7 +324,7 @@ class FakeNode:
         return "node plugin is serving" in self.plugin.text()[self._begun :]
 
     async def _hopeless(self) -> str | None:
-        """Return why the driver will not become usable, as far as is known now."""
+        """Return why the driver will not become usable, if that is already known."""
         log = self.plugin.text()[self._begun :]
         if why := rejected(log):
             gauges = await self._gauges()
@@ -341,7 +342,7 @@ class FakeNode:
         return rejected(log) or refused(log) or stopped(log)
 
     def _exit_sentence(self) -> str:
-        """Describe how the node plugin ended: its last line has the reason."""
+        """Describe how the node plugin exited. Its last line has the reason."""
         line = last_line(self.plugin.text())
         reason = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{reason}"
@@ -355,7 +356,7 @@ def _healthy(gauges: Mapping[str, float]) -> int:
 
 
 def rejected(log: str) -> str | None:
-    """Return which device was rejected last, and why."""
+    """Return which device was last rejected, and why."""
     found = [*_REJECTED.finditer(log)]
     if not found:
         return None
@@ -363,13 +364,13 @@ def rejected(log: str) -> str | None:
 
 
 def refused(log: str) -> str | None:
-    """Return why a backend was refused last."""
+    """Return why a backend was last rejected."""
     notes = [match["note"] for match in _REFUSED.finditer(log)]
     return f"the backend is refused: {notes[-1]}"[:MAX_CHARACTERS] if notes else None
 
 
 def stopped(log: str) -> str | None:
-    """Return why the driver stopped last."""
+    """Return why the driver last stopped."""
     reasons = [match["reason"] for match in _STOPPED.finditer(log)]
     return f"the driver stopped: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
 
@@ -411,7 +412,7 @@ class PodList:
         await self._server.stop(0)
 
     def add(self, claim: ClaimUnderTest, answer: PrepareResult, *, driver: str) -> None:
-        """Add a pod whose container uses a claim as it was prepared."""
+        """Add a pod whose container uses a prepared claim."""
         resource = pb.DynamicResource(
             claim_name=claim.reference.name, claim_namespace=claim.reference.namespace
         )
@@ -431,7 +432,7 @@ class PodList:
         )
 
     def clear(self) -> None:
-        """Remove all pods but the node plugin's own."""
+        """Remove all pods except the node plugin's own."""
         self._pods.clear()
 
     def _listed(self) -> list[pb.PodResources]:
@@ -444,11 +445,11 @@ class _Service(pb_grpc.PodResourcesListerServicer):
         self._listed = listed
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
-        """Give all pods."""
+        """Return all pods."""
         return pb.ListPodResourcesResponse(pod_resources=self._listed())
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
-        """Answer that there is no such pod, as the kubelet does."""
+        """Respond that there is no such pod, as the kubelet does."""
         await context.abort(
             grpc.StatusCode.UNKNOWN,
             f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
@@ -457,5 +458,5 @@ class _Service(pb_grpc.PodResourcesListerServicer):
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> Any:
-        """Return no device: the kubelet's own device manager serves none."""
+        """Return no devices, because the kubelet's own device manager serves none."""
         return pb.AllocatableResourcesResponse()

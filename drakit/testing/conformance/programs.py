@@ -1,11 +1,9 @@
 """
-Programs that a kit starts: the node plugin, and the target's own where it has one.
+Programs that a kit starts: the node plugin, and the target's own program, if it has one.
 
-What a program writes goes to a file. ``python -m drakit.testing.conformance.programs FROM TO`` is
-one of them: a socket that leads to another one, for a backend that runs already. Links in its
-directory are no sockets, and a socket cannot be moved.
-
-It must not know what the other programs are for.
+The output of a program goes to a file. ``python -m drakit.testing.conformance.programs FROM TO`` is
+one of the programs: a socket that forwards to another one, for a backend that is already running.
+Links in its directory are not sockets, and a socket cannot be moved.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from pathlib import Path
 from drakit.testing.conformance.facts import ConformanceError
 
 END_SECONDS = 20.0
-"""Grace period after SIGTERM, before a program is killed."""
+"""The grace period after SIGTERM, before a program is killed."""
 
 RESTART_SECONDS = 1.0
-"""After this a program that ended by itself is started again, as a container would be."""
+"""The time after which a program that exited by itself is started again, like a container."""
 
 
 class Program:
-    """A program in a process group of its own; it can be started again after its end."""
+    """A program in its own process group, which can be started again after its exit."""
 
     def __init__(
         self,
@@ -41,14 +39,14 @@ class Program:
         environment: Mapping[str, str],
         restarted: bool = False,
     ) -> None:
-        """`command` is a line for the shell, or a program and its arguments. With `restarted` it is
-        started again whenever it ends by itself."""
+        """`command` is a shell command line, or a program and its arguments. With `restarted`, the
+        program is started again whenever it exits by itself."""
         self.name = name
         self.exit_code: int | None = None
-        """The exit code of the last process that ended by itself."""
+        """The exit code of the last process that exited by itself."""
 
         self.ends: int = 0
-        """The number of processes that have ended by themselves since the start."""
+        """The number of processes that have exited by themselves since the start."""
 
         self._command = command
         self._log = log
@@ -59,17 +57,19 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and not ended by us; it may be about to be restarted."""
+        """Whether the program was started and not stopped by us. It may be about to be
+        restarted."""
         return self._watching is not None and not self._watching.done()
 
     async def start(self) -> None:
-        """Start it. Raises ConformanceError if it cannot be."""
+        """Start the program. Raises ConformanceError if it cannot be started."""
         self.exit_code, self.ends = None, 0
         await self._spawn()
         self._watching = asyncio.create_task(self._watch(), name=self.name)
 
     async def terminate(self) -> int | None:
-        """Send SIGTERM, wait for the end, and give the exit code; None if it had to be killed."""
+        """Send SIGTERM, wait for the exit, and return the exit code. Return None if the program had
+        to be killed."""
         process = await self._unwatched()
         if process is None:
             return None
@@ -83,13 +83,13 @@ class Program:
             await self._end(process)
 
     async def kill(self) -> None:
-        """Send SIGKILL to it and to all that it started."""
+        """Send SIGKILL to the program and all processes that it started."""
         process = await self._unwatched()
         if process is not None:
             await self._end(process)
 
     def text(self) -> str:
-        """Give what it has written, over all its starts."""
+        """Return the output of all its runs."""
         try:
             return self._log.read_text(errors="replace")
         except FileNotFoundError:
@@ -129,7 +129,7 @@ class Program:
             await self._spawn()
 
     async def _unwatched(self) -> asyncio.subprocess.Process | None:
-        """Take the process from its watcher, which would start it again."""
+        """Detach the process from its watcher, which would start it again."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -143,7 +143,8 @@ class Program:
 
     @staticmethod
     def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-        # Its group is left even where it has ended itself: what it started must not stay.
+        # The group is killed even if the process has exited: the processes that it started must not
+        # stay.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
@@ -151,8 +152,9 @@ class Program:
 async def run_command(
     command: str, *, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
-    """Run a line for the shell to its end; raise ConformanceError if it fails."""
-    # Not a pipe: what the command leaves in the background would keep it open.
+    """Run a shell command line to its end. Raises ConformanceError if it fails."""
+    # A file instead of a pipe: processes that the command leaves in the background would keep a
+    # pipe open.
     with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_shell(
             command,
@@ -183,14 +185,14 @@ async def run_command(
 
 
 def python_environment() -> dict[str, str]:
-    """Give what the kit's own Python programs need. It is not for the target's: a script must find
-    the modules beside it, which the safe path forbids."""
+    """Return the environment for the kit's own Python programs. It is not for the target's: a
+    script must find the modules next to it, which the safe path forbids."""
     return {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
 
 
 def python_path() -> str:
-    """Give a PYTHONPATH with which another Python finds what this one does, and the modules of the
-    working directory: a driver that is being written is not installed."""
+    """Return a PYTHONPATH with which another Python finds the modules of this one, and those of the
+    working directory, because a driver that is being developed is not installed."""
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
 
 
@@ -200,7 +202,7 @@ CHUNK_BYTES = 65_536
 
 
 async def relay(source: Path, target: Path) -> None:
-    """Listen at `source`, and pass on whatever comes to `target`, and back, until canceled."""
+    """Listen at `source`, and forward all data to `target` and back, until canceled."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -209,7 +211,7 @@ async def relay(source: Path, target: Path) -> None:
             sys.stderr.write(f"{target} cannot be reached: {error}\n")
             writer.close()
             return
-        # Whichever side ends takes the other one with it.
+        # If either side ends, the other one ends, too.
         ways = [
             asyncio.create_task(_pass_on(reader, back)),
             asyncio.create_task(_pass_on(there, writer)),

@@ -1,7 +1,5 @@
 """
-Runs rules in parallel, each on a kit of its own, and reports their results.
-
-It must not know what a rule demands, or how results are shown.
+Runs rules in parallel, each on its own kit, and reports their results.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.targets import Target
 
 BLOCKED_POLL_SECONDS = 1.0
-"""Time between two looks at the logs for a driver that blocks."""
+"""The interval at which the logs are checked for a driver that blocks."""
 
 EXCERPT_LINES = 12
-"""Log lines that are shown with a failure."""
+"""The number of log lines that are shown with a failure."""
 
 EXCERPT_COLUMNS = 240
-"""Length limit of each of these lines."""
+"""The length limit of each of these lines."""
 
 
 class Outcome(StrEnum):
@@ -33,11 +31,11 @@ class Outcome(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
-    """The driver does not keep the rule."""
+    """The driver violates the rule."""
     SKIPPED = "skipped"
-    """This target cannot show it."""
+    """The rule does not apply to this target."""
     BROKEN = "broken"
-    """It could not be tested: the driver does not start, or the rule itself has a fault."""
+    """The rule could not be tested: the driver does not start, or the rule itself has a fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +46,16 @@ class RuleResult:
     outcome: Outcome
 
     text: str = ""
-    """The observation, or why the rule was not checked; empty if the rule passes."""
+    """The observation, or why the rule was not checked. Empty if the rule passes."""
 
     log: str = ""
-    """The last that the node plugin and the target's own process have logged."""
+    """The last log lines of the node plugin and of the target's own process."""
 
     seconds: float = 0.0
 
     unusable: bool = False
-    """Whether the driver did not even start, or blocked: no other rule would change that."""
+    """Whether the driver did not even start, or blocked, so that no other rule has a different
+    result."""
 
     @property
     def good(self) -> bool:
@@ -72,7 +71,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether the target keeps all rules that it could show, and showed at least one."""
+        """Whether the target passes all rules that apply to it, and at least one."""
         passed = self.count(Outcome.PASSED)
         return passed > 0 and all(result.good for result in self.results)
 
@@ -89,12 +88,12 @@ async def run(
     on_result: Callable[[RuleResult], None] = lambda result: None,
 ) -> Report:
     """
-    Check a target against all rules, or some; `on_result` gets each result as it ends. `turns`,
-    which several targets may share, limits the nodes at the same time, besides the target's own
-    limit.
+    Check a target against all rules, or some. `on_result` receives each result when it is
+    available. `turns`, which several targets may share, limits the concurrent nodes, in addition to
+    the target's own limit.
 
     A driver that does not even start is tried once: the other rules are broken for the same reason.
-    So are those that have not begun when the driver has blocked its event loop.
+    If the driver has blocked its event loop, so are the rules that have not started.
     """
     chosen = rules() if only is None else only
     ended: dict[str, RuleResult] = {}
@@ -105,7 +104,7 @@ async def run(
 
     waiting = list(chosen)
     shared = turns or asyncio.Semaphore(target.jobs)
-    # The first one alone shows whether there is anything to be tested.
+    # The first rule by itself shows whether anything can be tested.
     if waiting:
         async with shared:
             end(await check_rule(target, waiting.pop(0)))
@@ -126,7 +125,7 @@ async def run(
 
 
 async def check_rule(target: Target, rule: Rule) -> RuleResult:
-    """Hold a target to one rule."""
+    """Check a target against one rule."""
     since = time.monotonic()
     if target.kind not in rule.kinds:
         kinds = " and ".join(sorted(rule.kinds))
@@ -164,7 +163,8 @@ _BLOCKS = (
 
 
 async def _watch(kit: Kit, check: asyncio.Future[None]) -> None:
-    """End a check once the driver has blocked its event loop: it would wait for its timeouts."""
+    """End a check when the driver has blocked its event loop, because the check would wait for its
+    timeouts."""
     while kit.blocked() is None:
         await asyncio.sleep(BLOCKED_POLL_SECONDS)
     check.cancel()

@@ -9,7 +9,7 @@ Targets: the kinds of drivers that the kit can test, and how the node plugin hos
 A backend or device plugin is tested with the entry that its users write into the chart's values:
 the edits of its claims must be those that the entry allows.
 
-It must not depend on rules, or the node's life cycle.
+Does not depend on rules, or on the node's lifecycle.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
-"""The set-up before the first start on a node and after each reboot: a function that gets the kit's
-folder, or a shell command, which has it as ``$DRAKIT_ROOT``."""
+"""The setup before the first start on a node and after each reboot: a function that gets the kit's
+folder, or a shell command, which gets it in ``$DRAKIT_ROOT``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Command:
     environment: Mapping[str, str]
 
     waits_for: Path | None = None
-    """A path that must exist before it is started."""
+    """A path that must exist before the program is started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +54,20 @@ class Target:
     """The kind of driver."""
 
     parameters: Mapping[str, Any] | None = None
-    """Opaque parameters for its claims; None if they have none."""
+    """Opaque parameters for the target's claims. None without parameters."""
 
     setup: Setup | None = None
-    """The set-up of the node."""
+    """The setup of the node."""
 
     unplug: Setup | None = None
-    """Removes at least one device from the running node, and leaves another one; None if that
+    """Removes at least one device from the running node, and leaves another one. None if that
     cannot be simulated."""
 
     jobs: int = 4
-    """The number of kits that can test it at the same time."""
+    """The number of kits that can test the target at the same time."""
 
     lives_on: bool = False
-    """Whether all kits share it: each must unprepare its claims."""
+    """Whether all kits share the target, so that each must unprepare its claims."""
 
     @property
     def name(self) -> str:
@@ -75,37 +75,38 @@ class Target:
         raise NotImplementedError
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Return the keys of the node plugin's configuration that host it."""
+        """Return the keys of the node plugin's configuration that host the target."""
         raise NotImplementedError
 
     def place(self, root: Path) -> None:
-        """Create what must exist on the node before the node plugin starts for the first time."""
+        """Create the files that must exist on the node before the node plugin starts for the first
+        time."""
 
     def command(self, root: Path) -> Command | None:
-        """Return the target's own program; None if the node plugin runs its code, or it runs
-        elsewhere."""
+        """Return the target's own program. Return None if the node plugin runs its code, or if it
+        runs elsewhere."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonTarget(Target):
-    """A Python driver, hosted by the node plugin itself."""
+    """A Python driver that the node plugin hosts."""
 
     reference: str
     """``module:Class``, or the name of an entry point."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The driver's configuration; ``{root}`` in its texts is the kit's folder."""
+    """The driver's configuration. ``{root}`` in its strings is the kit's folder."""
 
     kind: Literal["python"] = "python"
 
     @property
     def name(self) -> str:
-        """The target as given."""
+        """The target in the form that the caller passed."""
         return self.reference
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Name the driver."""
+        """Return the drivers entry."""
         return {"drivers": [{"driver": self.reference, "config": _filled(self.values, root=root)}]}
 
 
@@ -118,8 +119,8 @@ class _Allowed(Target):
     """A target with a directory, and an entry in the chart's values."""
 
     entry: Mapping[str, Any]
-    """Its entry of ``backends.allowed`` or ``devicePlugins.plugins``; ``{root}`` in its texts is
-    the kit's folder."""
+    """The target's entry of ``backends.allowed`` or ``devicePlugins.plugins``. ``{root}`` in its
+    strings is the kit's folder."""
 
     def _directory(self, root: Path) -> Path:
         return root / "backends" / ENTRY
@@ -129,7 +130,7 @@ class _Allowed(Target):
         return {ENTRY: {"owner": {"uid": os.geteuid()}, **_filled(self.entry, root=root)}}
 
     def place(self, root: Path) -> None:
-        """Create its directory."""
+        """Create the target's directory."""
         self._directory(root).mkdir(parents=True, exist_ok=True)
 
 
@@ -149,11 +150,11 @@ class BackendTarget(_Backend):
     """A backend that the kit starts, with its directory in ``$DRAKIT_BACKENDS``."""
 
     line: str
-    """A shell command; ``{directory}`` is the backend's directory, ``{root}`` the kit's folder."""
+    """A shell command. ``{directory}`` is the backend's directory, ``{root}`` the kit's folder."""
 
     @property
     def name(self) -> str:
-        """The target as given."""
+        """The target in the form that the caller passed."""
         return f"backend:{self.line}"
 
     def command(self, root: Path) -> Command | None:
@@ -167,7 +168,7 @@ class BackendTarget(_Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSocketTarget(_Backend):
-    """A backend that is already running; all rules use it, one after another."""
+    """A backend that is already running. All rules use it, one after another."""
 
     socket: Path
     jobs: int = 1
@@ -175,11 +176,11 @@ class BackendSocketTarget(_Backend):
 
     @property
     def name(self) -> str:
-        """The target as given."""
+        """The target in the form that the caller passed."""
         return f"unix:{self.socket}"
 
     def command(self, root: Path) -> Command | None:
-        """Return a relay: killing it cuts the way to the backend."""
+        """Return a relay. Killing it cuts the connection to the backend."""
         ends = (str(self._directory(root) / "target.sock"), str(self.socket))
         return Command(
             line=shlex.join(
@@ -194,15 +195,15 @@ class DevicePluginTarget(_Allowed):
     """A device plugin that the kit starts, with its directory in ``$DRAKIT_DEVICE_PLUGINS``."""
 
     line: str
-    """A shell command; ``{directory}`` is the plugin's ``/var/lib/kubelet/device-plugins``,
-    ``{root}`` the kit's folder. Where the kit can mount, the plugin finds the directory at that
-    path as well."""
+    """A shell command. ``{directory}`` is the plugin's ``/var/lib/kubelet/device-plugins``,
+    ``{root}`` the kit's folder. If the kit can mount, the plugin finds the directory at that path
+    as well."""
 
     kind: Literal["device-plugin"] = "device-plugin"
 
     @property
     def name(self) -> str:
-        """The target as given."""
+        """The target in the form that the caller passed."""
         return f"device-plugin:{self.line}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
@@ -212,7 +213,7 @@ class DevicePluginTarget(_Allowed):
         return {"devicePlugins": {"enabled": True, "directory": directory, "plugins": plugins}}
 
     def command(self, root: Path) -> Command | None:
-        """Return the plugin, which is started once it can register."""
+        """Return the plugin, which is started when it can register."""
         directory = self._directory(root)
         line = _filled(self.line, root=root, directory=str(directory))
         return Command(
@@ -231,8 +232,8 @@ DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 
 PROBE_SECONDS = 5.0
 
-# A mount needs an existing directory, and the host must not change: a tmpfs covers the parent
-# directory, for the plugin alone.
+# A mount needs an existing directory, and the host must not change. Therefore, a tmpfs covers the
+# parent directory only for the plugin.
 _SCRIPT = f"""set -e
 if [ ! -d {DEVICE_PLUGINS} ]; then
   if [ -d /var/lib/kubelet ]; then cover=/var/lib/kubelet; else cover=/var/lib; fi
@@ -246,7 +247,7 @@ exec sh -c "$2"
 
 def remapped(line: str, *, directory: str) -> str:
     """Return a shell command that runs another one with the directory mounted at
-    ``/var/lib/kubelet/device-plugins``; the command itself where mounts are impossible."""
+    ``/var/lib/kubelet/device-plugins``. Where mounts are impossible, return the command itself."""
     unshare = _unshare()
     if unshare is None:
         return line
@@ -255,7 +256,7 @@ def remapped(line: str, *, directory: str) -> str:
 
 @cache
 def _unshare() -> tuple[str, ...] | None:
-    """Return the command for a new mount namespace; None if there is none here."""
+    """Return the command for a new mount namespace, or None if that is impossible here."""
     flags = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
     command = ("unshare", *flags)
     try:
@@ -267,7 +268,7 @@ def _unshare() -> tuple[str, ...] | None:
     return command if probe.returncode == 0 else None
 
 
-# ------------------------------------------------------------ from text
+# ------------------------------------------------------------ parsing
 
 
 _REQUIRED = {
@@ -292,7 +293,7 @@ def parse_target(
 
     :param text: ``module:Class``, the name of an installed driver, ``unix:/path/to.sock``,
         ``backend:COMMAND`` or ``device-plugin:COMMAND``.
-    :raises TargetError: the text is malformed.
+    :raises TargetError: the string is malformed.
     """
     form, colon, rest = text.partition(":")
     if form in ("backend", "unix", "device-plugin") and colon:
@@ -329,7 +330,7 @@ def _socket(path: str) -> Path:
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
-    """Insert the kit's own paths into nested texts."""
+    """Insert the kit's own paths into nested strings."""
     if isinstance(value, str):
         return value.replace("{root}", str(root)).replace("{directory}", directory)
     if isinstance(value, Mapping):

@@ -3,7 +3,7 @@ Evaluates selectors with the installed evaluator: :mod:`.helper` uses the progra
 ``operator/cel``, which is Kubernetes' own compiler. Otherwise, :mod:`.library` uses a Python
 library.
 
-Does not depend on slices, claims, or the purpose of an evaluation.
+Does not depend on slices or claims.
 """
 
 from __future__ import annotations

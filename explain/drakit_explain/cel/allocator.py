@@ -3,8 +3,6 @@ Kubernetes' own allocator, in the cluster's release: it decides whether claims f
 
 The program of a minor release runs the queries (``operator/cel``). If no program is installed, or
 the program has no result, nothing is decided.
-
-Does not depend on the planning of a query, or on the use of a result.
 """
 
 from __future__ import annotations

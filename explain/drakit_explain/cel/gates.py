@@ -5,8 +5,6 @@ the scheduler's allocator.
 The API server's metrics contain its gates. The scheduler, which evaluates selectors, normally has
 the same ones. No other part of the API shows them: its schemas include the fields of disabled
 gates.
-
-Does not depend on the evaluator, or on the time at which the gates are read.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ once more. A new process must first respond to an empty query. Therefore, a fail
 causes. If it is the program, the next start waits for a backoff. If it is the query, other queries
 still get responses.
 
-Does not depend on slices, claims, or the purpose of an evaluation.
+Does not depend on slices or claims.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The library (``cel-expr-python``, a binding of Google's C++ CEL) does not have K
 extensions: quantities, semantic versions and its string functions. An expression that needs them is
 reported as *not evaluated*, and so is an error of the library that Kubernetes may not have.
 
-Does not depend on slices, claims, or the purpose of an evaluation.
+Does not depend on slices or claims.
 """
 
 from __future__ import annotations

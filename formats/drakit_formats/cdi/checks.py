@@ -9,8 +9,6 @@ one invalid name, so names are checked before a write.
 A check inspects one value and adds its problems to a list, so that one pass finds all problems.
 Like the runtimes' own reader, the checks treat a null field as absent. A null in a list is an
 error.
-
-Does not depend on the fields of a spec, or on the objects that names refer to.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ file is written under a temporary name, which runtimes ignore, and then renamed.
 
 A node plugin verifies the files of a whole pod within milliseconds, so this module uses system
 calls and few objects. Functions block, so a daemon calls them in a thread. Does not depend on
-claims, or on the content of a spec.
+claims.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ more.
 A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
 whose names end in `advice` report values that work, but probably not as intended.
 
-Does not depend on versions, files, or the source of a spec.
+Does not depend on versions or files.
 """
 
 from __future__ import annotations

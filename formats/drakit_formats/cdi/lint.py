@@ -9,7 +9,7 @@ directory define is ignored, and a file of a later directory does not restore it
 at the end (``pkg/cdi/cache.go`` of the reference library). A file with an error is skipped, because
 runtimes reject it.
 
-Functions that read directories block. Does not depend on the caller, or on the output format.
+Functions that read directories block.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CDI requires that a device has at least one edit. A device without edits, which 
 reserve, gets the environment variable ``DRAKIT_DEVICE_<NAME>`` with its qualified name. The
 variable is harmless, and shows the device in the container.
 
-Does not depend on files, claims, or the driver that made the edits.
+Does not depend on files or claims.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Runtimes parse every file as YAML (the reference library uses go.yaml.in/yaml/v3
 ``*.json``. JSON is valid YAML except for a few characters, each of which makes the file unusable.
 Therefore, a file that is valid as only one of the two formats is reported. :mod:`.directory` writes
 files that are valid as both. The YAML module is imported only when a YAML file is read.
-
-Does not depend on the content of a spec, or on the location of files.
 """
 
 from __future__ import annotations

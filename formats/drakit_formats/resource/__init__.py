@@ -4,5 +4,5 @@
 Pure functions project the API server's JSON to small frozen types. Everything here follows
 ``resource.k8s.io/v1``.
 
-Does not depend on clients, gRPC, files, or the use of a claim.
+Does not depend on clients, gRPC, or files.
 """

@@ -10,7 +10,7 @@ rejects a slice in two cases. A dropped list attribute leaves an attribute witho
 Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later versions
 require them in separate slices. In both cases, the response shows the missing feature.
 
-Does not depend on clients, pools, the source of devices, or the fallback for a missing feature.
+Does not depend on clients or pools.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A device is rejected with a reason if it is malformed, has the name of another d
 missing counters. The rest is published. A driver lists all of its devices at each change. A device
 that is the same object as before is not checked again.
 
-Does not depend on the API's JSON, clients, clocks, or the callers.
+Does not depend on the API's JSON, clients, or clocks.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ The modules that check objects know the kind of each name. Messages describe the
 repeating the name, so that callers can append them to any field. The numbers are those of
 ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37. Earlier versions have no lower limits for the
 fields that drakit publishes.
-
-Does not depend on the code that checks the numbers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ For a claim that the pod spec names, the path contains the claim's name. The nam
 template is generated, so its path contains the name of the entry in the pod
 (``spec.resourceClaims[]``).
 
-Does not depend on files, CDI, checkpoints, or the source of attributes.
+Does not depend on files, CDI, or checkpoints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """
 Assigns objects to a node: the pools that are named after it, and the objects whose NodeSelector
 matches it.
-
-Does not depend on the content of a pool, or on the source of selectors and labels.
 """
 
 from __future__ import annotations

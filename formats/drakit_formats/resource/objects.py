@@ -6,8 +6,6 @@ The functions treat an absent field, null and an empty value the same. ``v1`` an
 the same form. In ``v1beta1``, all fields of a device except its name are in ``basic``, and the
 fields of a request are at the top level, next to its name. Unknown fields are kept. A claim's
 identity and allocation have the same form in all three versions, and so have classes.
-
-Does not depend on the version that a cluster serves, or on its discovery.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The results come from vendors, some of which are hostile: a value of a wrong typ
 message, and accepted values have a bounded size. The limits are those of ``resource.k8s.io/v1`` in
 Kubernetes 1.36 and 1.37.
 
-Does not depend on clients, claims, or the time at which a status is written.
+Does not depend on clients or claims.
 """
 
 from __future__ import annotations

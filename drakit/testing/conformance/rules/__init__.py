@@ -1,7 +1,8 @@
 """
-The rules of the contract, a module a subject; :func:`rules` finds them.
+The rules of the contract, one module per subject; :func:`rules` finds them.
 
-A rule says what a driver must do, which behaviour of the kubelet needs it, and how that is seen:
+A rule states what a driver must do, which behavior of the kubelet requires it, and how to verify
+it:
 
     @rule("prepare-again", "a claim that is prepared again gets the same devices",
           why="the kubelet forgets at its restart what is prepared, and asks again")
@@ -13,10 +14,10 @@ A rule says what a driver must do, which behaviour of the kubelet needs it, and 
         if again != first:
             kit.fail("the second prepare of a claim gave other devices than the first")
 
-The kit is a fresh one, its driver is started, registered and has published devices. What the rule
-leaves behind is cleaned up.
+The kit is new, and its driver is started, registered and has published devices. The kit cleans up
+everything that the rule leaves behind.
 
-They must not know how the kit is made: what it has in public is what they use.
+The rules do not depend on the internals of the kit: they use only its public names.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = ("Rule", "collect", "rule", "rules")
 Check: TypeAlias = "Callable[[Kit], Awaitable[None]]"
 
 DEFAULT_SECONDS = 90.0
-"""Time limit of a rule: some rules start the node plugin several times."""
+"""The time limit of a rule. Some rules start the node plugin several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class Rule:
     """One rule of the contract."""
 
     id: str
-    """Words with dashes, as ``prepare-again``: what one types, and the name of its test."""
+    """Words with dashes, such as ``prepare-again``: the argument in commands, and the name of its
+    test."""
 
     title: str
     """The requirement, as a sentence without a period."""
@@ -53,13 +55,13 @@ class Rule:
     """The behavior of the kubelet or the cluster that requires it."""
 
     check: Check
-    """Raises if the driver violates the rule: `Kit.fail`, or what the kit itself raises."""
+    """Raises if the driver violates the rule: `Kit.fail`, or an error of the kit itself."""
 
     kinds: frozenset[str] = frozenset({"python", "backend", "device-plugin"})
-    """The kinds of targets that it is about (`Target.kind`); for others it is skipped."""
+    """The kinds of targets that the rule applies to (`Target.kind`). For others, it is skipped."""
 
     seconds: float = DEFAULT_SECONDS
-    """Time limit of its check, after the kit has started."""
+    """The time limit of the check, after the kit has started."""
 
 
 def rule(
@@ -70,7 +72,7 @@ def rule(
     kinds: Collection[str] = ("python", "backend", "device-plugin"),
     seconds: float = DEFAULT_SECONDS,
 ) -> Callable[[Check], Rule]:
-    """Make a function that checks a rule the rule itself."""
+    """Convert a function that checks a rule to the rule itself."""
 
     def decorate(check: Check) -> Rule:
         return Rule(
@@ -81,14 +83,14 @@ def rule(
 
 
 def rules() -> Sequence[Rule]:
-    """Give all rules: those of each module here, in the modules' alphabetical order and as they
-    stand in them."""
+    """Return all rules: those of each module here, in the alphabetical order of the modules and in
+    the order of their definitions."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__))
     return collect(import_module(f"{__name__}.{name}") for name in names)
 
 
 def collect(modules: Iterable[ModuleType]) -> Sequence[Rule]:
-    """Give the rules of modules; raise ValueError if two have the same id."""
+    """Return the rules of modules. Raises ValueError if two have the same ID."""
     found: dict[str, Rule] = {}
     for module in modules:
         for value in vars(module).values():

@@ -1,7 +1,5 @@
 """
 The rest of a claim: metadata, consumers and other drivers' devices, and versions of parameters.
-
-It must not know what a driver reads of them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 LABELS = 2000
-"""More than the node plugin passes on to a driver; the API server has no limit."""
+"""More labels than the node plugin passes to a driver. The API server has no limit."""
 
 ANNOTATION_BYTES = 200 * 1024
 """The API server's limit for all annotations is 256 KiB."""
@@ -30,7 +28,7 @@ _HOSTILE = "\u202e\u0000\u001b[2J\u2028\U0001f600../../etc/passwd"
 
 
 def _claims(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
-    """Store claims as users can write them, one after the other."""
+    """Store claims in the forms that users can write, one after the other."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": "u", "controller": True}
     many = [{"resource": "pods", "name": f"pod-{n}", "uid": f"u-{n}"} for n in range(CONSUMERS)]
     train = {"apiGroup": "batch.example.com", "resource": "trains", "name": "t", "uid": "t"}

@@ -1,7 +1,7 @@
 """
-Health: what the status of pods shows of their devices.
+Health: the health of devices in the status of pods.
 
-It must not know taints.
+Does not depend on taints.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from drakit.testing.conformance.rules import rule
 from drakit.testing.kubelet import health_version
 
 REPORT_SECONDS = 5.0
-"""From the start to the first health of each device; a driver that polls needs a while."""
+"""The time limit from the start to the first health of each device. A driver that polls needs a
+while."""
 
 MESSAGE_BYTES = 1021
-"""The kubelet accepts 1,024, and the node plugin truncates longer messages to about as many."""
+"""The kubelet accepts 1,024, and the node plugin truncates longer messages to about that size."""
 
 
 @rule(
@@ -38,7 +39,7 @@ async def health(kit: Kit) -> None:
         reported |= {key: health for key, health in received.items() if _is_report(health)}
         await asyncio.sleep(0.1)
     if not reported:
-        if kit.target.kind == "python":  # a program need not declare whether it has any
+        if kit.target.kind == "python":  # a program need not declare whether it reports health
             kit.fail(
                 f"the driver declares that it reports health, but reported no health of any device "
                 f"within {REPORT_SECONDS:.0f} s; report health, or do not define health"
@@ -58,7 +59,8 @@ async def health(kit: Kit) -> None:
 
 
 def _is_report(health: DeviceHealth) -> bool:
-    """Return whether the driver reported it: without any report the kubelet gets Unknown."""
+    """Return whether the driver reported the health. Without any report, the kubelet gets
+    Unknown."""
     return health.status != "Unknown" or bool(health.message)
 
 

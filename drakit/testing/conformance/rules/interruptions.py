@@ -1,7 +1,5 @@
 """
 Interrupted calls: the kubelet cancels a call, the pod is deleted, the node plugin crashes or stops.
-
-It must not know what is prepared.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 UNPREPARE_SECONDS = 15.0
-"""The time limit of an unprepare in the middle of a prepare, besides the prepare's own time: the
-pod terminates only then."""
+"""The time limit of an unprepare during a prepare, in addition to the prepare's own time. The pod
+terminates only after it."""
 
 STOP_SECONDS = 10.0
-"""The time limit of a stop: during a DaemonSet's update the scheduler loses the devices after 30 s,
-and the new plugin must start as well."""
+"""The time limit of a stop. During an update of the DaemonSet, the scheduler loses the devices
+after 30 s, and the new plugin must start within that time as well."""
 
 RECOVERY_SECONDS = 10.0
-"""From the start of the driver's process to all of its devices."""
+"""The time limit from the start of the driver's process to all of its devices."""
 
 
 @rule(
@@ -150,7 +148,7 @@ def _usable_now(kit: Kit) -> set[tuple[str, str]]:
 
 
 async def _measure(kit: Kit, device: PublishedDevice) -> float:
-    """Return how many seconds a prepare takes; skip the rule if it fails."""
+    """Return how many seconds a prepare takes. Skip the rule if it fails."""
     claim = kit.claim(device)
     began = time.monotonic()
     await steps.prepared(kit, claim)

@@ -1,7 +1,5 @@
 """
-Metadata files: what a container can read about its devices.
-
-It must not know the format of attributes.
+Metadata files: the attributes that a container can read about its devices.
 """
 
 from __future__ import annotations

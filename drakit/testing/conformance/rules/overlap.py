@@ -1,8 +1,6 @@
 """
 Concurrent claims: pods start at the same time, no claim waits for another's device, and no claim
 gets hardware that another one has.
-
-It must not know rules about a single claim.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 CLAIMS = 8
-"""Claims at the same time."""
+"""The number of concurrent claims."""
 
 LONG_SECONDS = 0.2
-"""With shorter prepares it does not matter whether they wait for each other."""
+"""For shorter prepares, it does not matter whether they wait for each other."""
 
 GET_INFO_SECONDS = 1.0
 """The kubelet's own deadline."""
@@ -189,7 +187,7 @@ def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
 def _partitioned(
     devices: Sequence[PublishedDevice], totals: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> Iterator[tuple[PublishedDevice, PublishedDevice, PublishedDevice]]:
-    """Return two devices that can be prepared together, and a third that overlaps with both."""
+    """Yield two devices that can be prepared together, and a third that overlaps with both."""
     for (pool, name), total in totals.items():
         taken = {
             device.name: (device, _amounts(consumed))
@@ -216,7 +214,7 @@ def _amounts(body: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 async def _ask(kit: Kit, *, count: int) -> None:
-    """Ask for GetInfo; fail the rule if it takes longer than a kubelet waits."""
+    """Call GetInfo. Fail the rule if the call takes longer than a kubelet waits."""
     try:
         seconds = await kit.get_info_seconds()
     except ConformanceError as error:
@@ -229,5 +227,5 @@ async def _ask(kit: Kit, *, count: int) -> None:
 
 
 async def _all(kit: Kit, claims: Sequence[ClaimUnderTest]) -> list[PrepareResult]:
-    """Prepare claims, each in a call of its own, at the same time."""
+    """Prepare claims concurrently, each in a separate call."""
     return list(await asyncio.gather(*(steps.answer_of(kit, claim) for claim in claims)))

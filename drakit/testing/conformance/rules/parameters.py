@@ -1,7 +1,5 @@
 """
-Opaque parameters and errors: users write anything, and read the driver's errors.
-
-It must not know the parameters of a driver, except for the target's own.
+Opaque parameters and errors: users can write any content, and read the driver's errors.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 DEEP = 200
-"""Levels of an object: an API server accepts them, but a parser of the driver's own may not."""
+"""The depth of an object that API servers accept, but a parser of the driver may not."""
 
 MAX_RAW = 10 * 1024
-"""The API server's limit for one config; a claim can have :data:`MAX_CONFIGS`."""
+"""The API server's limit for one config. A claim can have :data:`MAX_CONFIGS`."""
 
 MAX_CONFIGS = 64
 
 KEYS = 6
-"""So many of the target's own parameters are replaced by invalid values."""
+"""The number of the target's own parameters that are replaced with invalid values."""
 
 DENSE: Mapping[str, Any] = {"a": [[]] * ((MAX_RAW - 8) // 3)}
 """One config with the largest possible number of values that use memory."""
@@ -42,7 +40,7 @@ _VALUES: tuple[Any, ...] = (None, True, -1, 1e308, "", "\u0000/../x", [], [[1]],
 
 
 def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield invalid parameters, each with a description; `own` are valid ones."""
+    """Yield invalid parameters, each with a description. `own` are valid ones."""
     yield from _PLAIN.items()
     nested: dict[str, Any] = {}
     for _ in range(DEEP):
@@ -79,7 +77,7 @@ async def hostile_parameters(kit: Kit) -> None:
 
 
 async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
-    """Prepare and unprepare a claim; it matters only that both are answered."""
+    """Prepare and unprepare a claim. Only a response to both calls is required."""
     try:
         await kit.prepare(claim)
         error = (await kit.unprepare(claim)).get(claim.uid)
@@ -115,7 +113,7 @@ async def error_messages(kit: Kit) -> None:
 
 
 def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
-    """Store claims that a driver may refuse, one after the other."""
+    """Store claims that a driver may reject, one after the other."""
     absent = {"pool": device.pool, "device": "no-such-device"}
     yield "for a device that does not exist", kit.claim(results=[absent])
     for what, config in hostile(kit.target.parameters):

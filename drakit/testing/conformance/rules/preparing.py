@@ -1,7 +1,7 @@
 """
-Preparing: the answer for a claim, which is the same when the claim is prepared again.
+Preparing: the response for a claim, which is the same when the claim is prepared again.
 
-It must not know interrupted calls.
+Does not depend on interrupted calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
 
 CHECKED_DEVICES = 8
-"""Devices whose edits are checked: enough for the kinds that a driver has."""
+"""The number of devices whose edits are checked, which is enough for the kinds that a driver
+has."""
 
 LOST_AT_REBOOT = ("/run/", "/var/run/", "/tmp/", "/dev/shm/")  # noqa: S108
 """Directories that a reboot of a node empties."""
@@ -44,8 +45,8 @@ async def prepare(kit: Kit) -> None:
 
 
 async def _expect_edits(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
-    """Fail the rule if the driver has no prepare of its own, and its devices carry no edits. A
-    driver that defines a prepare may intend that."""
+    """Fail the rule if the driver does not define prepare, and its devices have no edits. A driver
+    that defines prepare may intend that."""
     kind = steps.class_of(kit.target)
     if kind is None or overrides(kind, *PREPARE_METHODS):
         return
@@ -214,7 +215,7 @@ async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
 
 
 def _lost_at_reboot(kit: Kit, path: Path) -> bool:
-    """Return whether to remove a path in place of a reboot. The kit empties its own folder; mounts
+    """Return whether to remove a path to simulate a reboot. The kit empties its own folder. Mounts
     and their content are never touched."""
     if not str(path).startswith(LOST_AT_REBOOT) or path.is_relative_to(kit.root):
         return False
@@ -355,13 +356,13 @@ def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
 
 
 def _spellings(uid: str) -> tuple[str, str]:
-    """Return a UID as it is, and as it is written in names of environment variables: containers
-    that get nothing else get such a variable."""
+    """Return a UID unchanged, and in the form for names of environment variables: containers
+    without other edits get such a variable."""
     return uid, re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
-    """Return the first text within a value that contains a claim's UID."""
+    """Return the first string within a value that contains a claim's UID."""
     if isinstance(value, str):
         return value if any(uid in value for uid in _spellings(claim.uid)) else None
     parts: list[Any] = []

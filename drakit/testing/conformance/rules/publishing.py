@@ -1,7 +1,5 @@
 """
-Publishing: devices that Kubernetes accepts, under stable names, by a stream that stays open.
-
-It must not know how devices are prepared.
+Publishing: devices that Kubernetes accepts, with stable names, from a stream that stays open.
 """
 
 from __future__ import annotations
@@ -17,17 +15,18 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 EVENT_SECONDS = 1.0
-"""From a device's publication to the Event about rejected devices."""
+"""The time limit from a device's publication to the Event about rejected devices."""
 
 LISTED_SECONDS = 2.0
-"""From the start of the node plugin to the slices of the devices that a driver lists then."""
+"""The time limit from the start of the node plugin to the slices of the devices that a driver lists
+at its start."""
 
 WATCHED_SECONDS = 3.0
-"""Seconds for which a stream is watched. The plugin reopens an ended stream after 1 to 2 s."""
+"""How long a stream is watched. The plugin reopens an ended stream after 1 to 2 s."""
 
 
 DROPPED_SECONDS = 10.0
-"""From the deletion of the slices to those of the fallback."""
+"""The time limit from the deletion of the slices to those of the fallback."""
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -100,7 +99,8 @@ async def stable_order(kit: Kit) -> None:
 
 
 def _orders(kit: Kit) -> dict[str, list[str]]:
-    """Return the names of the devices of each pool, in the order in which they are tried."""
+    """Return the names of the devices of each pool, in the order in which the scheduler tries
+    them."""
     found: dict[str, list[str]] = {}
     for body in sorted(kit.slices(), key=lambda body: body["metadata"]["name"]):
         devices = body["spec"].get("devices") or ()
@@ -209,7 +209,7 @@ async def stream_stays_open(kit: Kit) -> None:
 
 
 async def _settled(kit: Kit) -> list[PublishedDevice]:
-    """Return the devices once the slices are stable: they may change after a start."""
+    """Return the devices after the slices are stable, because they may change after a start."""
     before = None
     for _ in range(20):
         now = (await kit.devices(), kit.slice_writes())
@@ -221,7 +221,7 @@ async def _settled(kit: Kit) -> list[PublishedDevice]:
 
 
 async def _restarted(kit: Kit) -> list[PublishedDevice]:
-    """Restart the node plugin, and return the devices that are published after it."""
+    """Restart the node plugin, and return the devices that it publishes then."""
     await kit.restart()
     await asyncio.sleep(LISTED_SECONDS)
     return await kit.devices()

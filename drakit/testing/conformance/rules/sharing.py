@@ -1,7 +1,5 @@
 """
 Devices with several claims at the same time: by shares of their capacity, or with admin access.
-
-It must not know the content of a share.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from drakit.testing.conformance.rules import rule, steps
     "a claim with admin access does not affect the claim that holds the device",
     why="Monitoring pods use adminAccess to get a device that another pod uses. Preparing and "
     "unpreparing their claims must not affect the claim that holds the device.",
-    kinds=("python", "backend"),  # a device plugin can only allocate: such claims are refused
+    kinds=("python", "backend"),  # a device plugin can only allocate, so such claims are rejected
 )
 async def admin_access(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -64,7 +62,7 @@ async def shares(kit: Kit) -> None:
 
 
 def _fits_twice(device: PublishedDevice) -> bool:
-    """Return whether two claims that request no amount can share a device."""
+    """Return whether two claims that do not request an amount can share a device."""
     taken = default_share(device)
     return all(
         2 * quantity_units(taken[n]) <= quantity_units(v) for n, v in device.capacity.items()

@@ -1,7 +1,5 @@
 """
-The status of claims: what users and controllers can read about prepared devices.
-
-It must not know when the node plugin writes it.
+The status of claims: the information about prepared devices for users and controllers.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 WRITE_SECONDS = 2.0
-"""The node plugin writes a status within milliseconds after its answer."""
+"""The node plugin writes a status within milliseconds after its response."""
 
 
 @rule(
@@ -47,7 +45,7 @@ async def claim_status(kit: Kit) -> None:
 
 
 async def _entries(kit: Kit, claim: ClaimUnderTest) -> Mapping[str, Mapping[str, Any]]:
-    """Wait for the entries of the driver; return them by device, empty if there are none."""
+    """Wait for the entries of the driver. Return them by device. Empty if there are none."""
     until = asyncio.get_running_loop().time() + WRITE_SECONDS
     while True:
         stored: Any = kit.api.object(_path(claim)) or {}

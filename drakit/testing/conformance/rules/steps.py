@@ -1,11 +1,9 @@
 """
-Steps of rules: devices to try, claims of them, and what must succeed.
+Steps of rules: devices to try, claims for them, and calls that must succeed.
 
-A rule begins with what another rule is about (a plain claim is prepared). If that fails, the rule
-is skipped with the reason, because one fault of a driver should be reported once. From then on any
-problem fails the rule.
-
-It must not know single rules, or the kit's internals.
+A rule begins with a step that another rule covers (a plain claim is prepared). If that fails, the
+rule is skipped with the reason, because one fault of a driver should be reported once. After that,
+any problem fails the rule.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from drakit.testing.conformance.targets import PythonTarget, Target
 ResultT = TypeVar("ResultT")
 
 GROUP = "drakit.drivers"
-"""The entry points of drivers."""
+"""The group of entry points for drivers."""
 
 STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is unavailable."""
 
 GONE = "drakit.dev/gone"
-"""The taint of a device that its driver does not list any more, while a claim holds it."""
+"""The taint of a device that its driver no longer lists, while a claim holds it."""
 
 EVENT_CHARACTERS = 1024
 """The API server's limit for an Event's note."""
@@ -64,8 +62,8 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     """
     Return devices that claims can have at the same time, or skip the rule.
 
-    Excludes devices with taints, and all but one of the partitions of one piece of hardware. They
-    are all of one kind: devices that a claim has alone, otherwise those that claims share.
+    Excludes devices with taints, and all but one of the partitions of one piece of hardware. All of
+    them are either devices for a single claim or, if there are none, devices that claims share.
     """
     found = _apart(untainted(await kit.devices(at_least=at_least)))
     alone = [device for device in found if not device.allow_multiple]
@@ -89,7 +87,7 @@ def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Leave out devices that consume from a counter set of another one."""
+    """Leave out devices that consume from the same counter set as another one."""
     taken: set[tuple[str, str]] = set()
     found: list[PublishedDevice] = []
     for device in devices:
@@ -102,7 +100,7 @@ def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
-    """Name the devices whose driver is unavailable, as the scheduler sees it."""
+    """Name the devices whose driver is unavailable for the scheduler."""
     return [d.name for d in devices if any(taint.get("key") == STOPPED for taint in d.taints)]
 
 
@@ -115,8 +113,8 @@ def stop_reasons(log: str) -> list[str]:
 
 
 def class_of(target: Target) -> type[object] | None:
-    """Return the class of a Python driver; None for others. Raises ConformanceError if this process
-    cannot load it, although the node plugin could."""
+    """Return the class of a Python driver, or None for other targets. Raises ConformanceError if
+    this process cannot load it, although the node plugin could."""
     if not isinstance(target, PythonTarget):
         return None
     try:
@@ -130,7 +128,7 @@ def _loaded(reference: str) -> object:
     module, colon, attribute = reference.partition(":")
     if not colon:
         return next(p for p in entry_points(group=GROUP) if p.name == reference).load()
-    # As the node plugin finds it: a driver that is being written is not installed.
+    # Use the same path as the node plugin: a driver that is being developed is not installed.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     return getattr(import_module(module), attribute)
@@ -140,7 +138,7 @@ def _loaded(reference: str) -> object:
 
 
 async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare one claim; return its answer."""
+    """Prepare one claim. Return the response."""
     answers = await kit.prepare(claim)
     if claim.uid not in answers:
         kit.fail(
@@ -150,8 +148,8 @@ async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare a plain claim to begin with; skip the rule if that fails, or names paths that do not
-    exist: the rule is not about them."""
+    """Prepare a plain claim as the first step. Skip the rule if that fails, or if the result names
+    paths that do not exist, because the rule does not cover them."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.skip(f"the driver prepares no claim (see the rule prepare): {answer.error}")
@@ -160,7 +158,7 @@ async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
-    """Skip the rule if a claim that was just prepared names paths that the host does not have."""
+    """Skip the rule if a claim that was just prepared names paths that do not exist on the host."""
     if missing := missing_paths(edits_of(kit, claim)):
         kit.skip(
             f"the edits of a claim name {missing[0]}, which does not exist on the host (see the "
@@ -177,7 +175,7 @@ async def prepared_once(kit: Kit, device: PublishedDevice) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A prepared claim, and what its containers got."""
+    """A prepared claim, with the edits of its containers."""
 
     kit: Kit
     claim: ClaimUnderTest
@@ -187,7 +185,7 @@ class Held:
     """The claim, as the subject of a sentence."""
 
     async def prepare_again(self, *, when: str) -> None:
-        """Prepare the claim again; fail the rule if the response or the edits differ."""
+        """Prepare the claim again. Fail the rule if the response or the edits differ."""
         again = await must_prepare(self.kit, self.claim, when=when)
         if again != self.answer or edits_of(self.kit, self.claim) != self.edits:
             self.kit.fail(f"{when} {self.who} got a different response")
@@ -201,13 +199,13 @@ class Held:
 async def hold(
     kit: Kit, claim: ClaimUnderTest, *, who: str = "a prepared claim", when: str = ""
 ) -> Held:
-    """Prepare a claim as :func:`prepared` does, or with `when` as :func:`must_prepare`."""
+    """Prepare a claim like :func:`prepared`, or with `when` like :func:`must_prepare`."""
     answer = await (must_prepare(kit, claim, when=when) if when else prepared(kit, claim))
     return Held(kit=kit, claim=claim, answer=answer, edits=edits_of(kit, claim), who=who)
 
 
 async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> PrepareResult:
-    """Prepare a claim; fail the rule if that fails."""
+    """Prepare a claim. Fail the rule if that fails."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.fail(f"{when} prepare must succeed, but failed: {answer.error}")
@@ -215,7 +213,7 @@ async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> Prepare
 
 
 async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
-    """Unprepare a claim; fail the rule if that fails."""
+    """Unprepare a claim. Fail the rule if that fails."""
     error = (await kit.unprepare(claim)).get(claim.uid)
     if error is None:
         kit.fail(f"{when} the response to unprepare does not contain its claim")
@@ -239,7 +237,7 @@ def check_sentence(kit: Kit, error: str, what: str) -> None:
 
 @contextlib.asynccontextmanager
 async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio.Task[ResultT]]:
-    """Run work beside the rule; cancel it if it has not ended with the rule."""
+    """Run a coroutine concurrently with the rule. Cancel it if it has not ended with the rule."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -251,17 +249,17 @@ async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio
 
 
 async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
-    """Fail the rule if a new claim cannot have the devices now; leaves nothing prepared."""
+    """Fail the rule if a new claim cannot have the devices now. Leaves nothing prepared."""
     claim = kit.claim(*devices)
     await must_prepare(kit, claim, when=f"{when}, for the device's next pod,")
     await must_unprepare(kit, claim, when=f"{when}, after the next pod ended,")
 
 
-# ------------------------------------------------------------ what containers get
+# ------------------------------------------------------------ edits of containers
 
 
 def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
-    """Return the CDI edits of all devices of a claim, those without an order sorted."""
+    """Return the CDI edits of all devices of a claim. Edits without an order are sorted."""
     edits = kit.edits(claim)
     if "env" in edits:
         edits["env"] = sorted(edits["env"], key=str)

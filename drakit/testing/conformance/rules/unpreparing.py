@@ -1,8 +1,8 @@
 """
-Unpreparing: it always succeeds, whatever has happened to the claim, the driver and the node since,
-and to a device that vanishes while the driver runs.
+Unpreparing: it always succeeds, whatever has happened to the claim, the driver and the node since
+the prepare, and even if a device vanishes while the driver runs.
 
-It must not know container edits, or taints besides the one of such a device.
+Does not depend on container edits, or on taints other than that of such a device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ async def unprepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     await steps.prepared(kit, claim)
-    # The driver undoes its part, then the node plugin fails in its own: so both are called again.
+    # The driver undoes its part, then the node plugin fails in its own part, so both are called
+    # again.
     obstacles = [_obstruct(path) for path in kit.cdi.glob(f"*{claim.uid}*.json")]
     error = (await kit.unprepare(claim)).get(claim.uid)
     for path in obstacles:
@@ -60,7 +61,7 @@ async def unprepare_again(kit: Kit) -> None:
 
 
 def _obstruct(path: Path) -> Path:
-    """Replace a file by something that cannot be removed as a file."""
+    """Replace a file with something that cannot be removed as a file."""
     while path.is_file():
         path.unlink()
         # The node plugin restores missing files, perhaps at this moment.
@@ -86,7 +87,7 @@ async def unprepare_without_prepare(kit: Kit) -> None:
             await asyncio.sleep(0.001)
             await steps.must_unprepare(kit, claim, when="at the start of its prepare,")
             await asked
-        # It may have been unprepared first and prepared then, as by a pod that still exists.
+        # The claim may have been unprepared first and prepared then, as by a pod that still exists.
         await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time,")
     await steps.free_again(kit, device, when="after claims whose pods were deleted immediately")
 
@@ -224,14 +225,14 @@ async def unprepare_defined(kit: Kit) -> None:
 # ---------------------------------------------------------------- devices that vanish
 
 CLAIMS = 8
-"""Claims at the same time."""
+"""The number of concurrent claims."""
 
 GONE_SECONDS = 15.0
-"""From the removal of a device to its taint: a driver may poll."""
+"""The time limit from the removal of a device to its taint. A driver may poll."""
 
 RELEASED_SECONDS = 5.0
-"""From the unprepare of its claim until the device is unpublished; the node plugin checks each
-second."""
+"""The time limit from the unprepare of its claim until the device is unpublished. The node plugin
+checks every second."""
 
 
 @rule(
