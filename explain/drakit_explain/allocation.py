@@ -177,7 +177,7 @@ class Selected:
     """The results of all selectors of a request for the devices of one slice."""
 
     matches: int = 0
-    """A bit for each device, by its index, that matches all selectors."""
+    """A bitmask of the devices that match all selectors, by their indexes."""
 
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """Runtime errors by the index of the device."""

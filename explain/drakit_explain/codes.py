@@ -161,7 +161,7 @@ class Finding(_Problem):
 
 
 def no_remedy() -> str:
-    """Return that no remedy is known."""
+    """Return the empty remedy."""
     return ""
 
 
@@ -176,7 +176,7 @@ class Reason(_Problem):
     Searches for a sufficient remedy, and returns it as a clause. Empty if none is known.
 
     The search takes long, so only a caller that reports the reason calls this, before the facts
-    change. All reasons of one explanation share the result. Raises :class:`.NotAnsweredError`.
+    change. All reasons of one explanation share the result. Raises :class:`.QueriesPendingError`.
     """
 
     @property

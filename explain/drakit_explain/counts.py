@@ -126,7 +126,7 @@ def _add(numbers: Counter[str], masks: Mapping[str, int], among: int = -1) -> No
 
 
 def devices_of_policies(of: SliceFacts) -> dict[str, int]:
-    """Return a bit for each device of each policy."""
+    """Return a bitmask of the devices of each policy."""
     found: dict[str, int] = {}
     for group in of.devices.groups:
         for name, column in zip(group.kind.attributes, group.columns, strict=True):
@@ -142,7 +142,7 @@ def states_in(
     of: SliceFacts, pool: NodePool | None, world: World, hardware: Hardware, *, usable: bool
 ) -> dict[str, int]:
     """
-    Return a bit for each device of a slice in each state.
+    Return a bitmask of a slice's devices in each state.
 
     :param pool: the pool from the point of view of a node, if it is ready. Its counters are
         compared.
@@ -178,7 +178,7 @@ def states_in(
 
 
 def _held(of: SliceFacts, world: World) -> int:
-    """Return a bit for each device that is allocated or shared."""
+    """Return a bitmask of the devices that are allocated or shared."""
     mask = world.allocated_in(of)
     if world.has_shares:
         for index, name in enumerate(of.devices.names):

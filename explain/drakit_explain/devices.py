@@ -171,7 +171,7 @@ class Group(NamedTuple):
 
     kind: DeviceKind
     mask: int
-    """A bit for each device, by its index in the slice."""
+    """A bitmask of the devices, by their indexes in the slice."""
 
     columns: tuple[Column, ...]
     """The values of the devices, for each attribute of the kind."""

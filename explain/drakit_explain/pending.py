@@ -3,10 +3,10 @@ Explains why a pod is pending: the result that the scheduler would get, and a se
 problem and the remedy.
 
 Nodes that the pod cannot use are excluded first (:mod:`.nodes`). Kubernetes' allocator checks the
-others (:mod:`.asking`). If it finds devices on a node, no reason is returned, because the pod waits
-for something else. Otherwise, :mod:`.shortage` identifies the cause. If the caller requests it,
+others (:mod:`.queries`). If it finds devices on a node, no reason is returned, because the pod
+waits for something else. Otherwise, :mod:`.shortage` identifies the cause. If requested,
 :mod:`.remedies` proves which change would be enough, which takes longer than the rest. Both have a
-budget (:mod:`.budget`), and both raise :class:`.NotAnsweredError` until the queries that they
+budget (:mod:`.budget`), and both raise :class:`.QueriesPendingError` until the queries that they
 planned have results.
 
 The same situation results in the same sentence (no time, no counter of attempts), so that Events
@@ -24,7 +24,6 @@ from enum import StrEnum
 from functools import cache, partial
 
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import Analysis, analyze, analyze_in_steps, budget_of
 from drakit_explain.broken import (
     broken_pod,
@@ -60,6 +59,7 @@ from drakit_explain.pending_claims import (
     wanted_of,
 )
 from drakit_explain.pools import PoolState
+from drakit_explain.queries import Query, Verdicts, answered
 from drakit_explain.recent import keep
 from drakit_explain.remedies import proven_remedies, replaced_device
 from drakit_explain.reports import not_registered
@@ -69,7 +69,7 @@ from drakit_explain.shortage import (
     findings_of_errors,
     findings_of_shortage,
     is_given_up,
-    told_by_scheduler,
+    reported_by_scheduler,
 )
 from drakit_explain.templates import never_together
 from drakit_explain.trial import Judged, Trial, judge
@@ -268,7 +268,7 @@ class Explainer:
             normal for a short time is a problem.
         :param events: the Events about the pod and its claims, if they are known.
 
-        Raises :class:`NotAnsweredError` if the planned queries must be run first.
+        Raises :class:`QueriesPendingError` if the planned queries must be run first.
         """
         self.verdicts.take()
         if pod.deleting:
@@ -333,7 +333,7 @@ class Explainer:
     def explain_now(
         self,
         pod: PodFacts,
-        answer: Callable[[Question], AllocatorVerdict],
+        answer: Callable[[Query], AllocatorVerdict],
         *,
         settled: bool = False,
         events: Events = NO_EVENTS,
@@ -465,7 +465,7 @@ class Explainer:
             given_up = findings_of_errors(trial, judged)
             return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
         if not judged.fatal:
-            if told := told_by_scheduler(pod, trial.rules):
+            if told := reported_by_scheduler(pod, trial.rules):
                 return self._blocked(pod, [told], reports, nodes, fits_on=judged.fits_on)
             if judged.fits_on:
                 return Explanation(

@@ -18,7 +18,6 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
-from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
 from drakit_explain.availability import NOTHING, Tally, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
@@ -33,6 +32,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.pools import NodePool
+from drakit_explain.queries import NO_CHANGES, Changes, QueriesPendingError, Released
 from drakit_explain.reports import HOSTDEV
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Trial
@@ -79,7 +79,7 @@ def proven_remedies(
     :param reader: the namespace outside of which holders are not named. None names all.
     :param usable_after: whether the pod could use a node if the reason against it were resolved.
 
-    Raises :class:`NotAnsweredError`.
+    Raises :class:`QueriesPendingError`.
     """
     try:
         search = _Remedies(trial, reader, usable_after)
@@ -172,7 +172,7 @@ class _Remedies:
             for name in dict.fromkeys((change.node, *self._trial.fatal))
         ]
         if self._trial.verdicts.planned >= MAX_PLANNED:
-            raise NotAnsweredError
+            raise QueriesPendingError
         first = answers[0]
         return first is not None and first.fits and all(each and not each.fatal for each in answers)
 

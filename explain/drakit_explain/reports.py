@@ -298,7 +298,7 @@ _SHARE = re.compile(r"-(\d{1,4})$")
 
 def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
-    Return that a HostDevicePolicy does not offer a share of a device, as a clause.
+    Return a clause if a HostDevicePolicy does not offer a share of a device.
 
     Empty if that is uncertain: without the number of shares, the end of a name can be part of the
     identity, and a node may not have applied the policy yet.

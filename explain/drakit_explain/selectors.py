@@ -80,7 +80,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SelectorResult:
     """The result for one device: whether it is selected, or the evaluator's error."""
 
     selected: bool = False
@@ -124,7 +124,7 @@ class Selectors(Protocol):
         devices: Sequence[Mapping[str, Any]],
         *,
         seconds: float = SELECTOR_SECONDS,
-    ) -> list[Outcome]: ...
+    ) -> list[SelectorResult]: ...
     def close(self) -> None: ...
 
 
@@ -151,11 +151,11 @@ class _Profile(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Question:
+class _Lookup:
     """The slices of one profile whose results are to be found."""
 
     slices: list[SliceFacts]
-    devices: list[Outcome | int]
+    devices: list[SelectorResult | int]
     """For each device: its result, or the number of the device that is evaluated."""
 
 
@@ -170,7 +170,7 @@ class Evaluations:
     numbers: dict[object, int] = field(default_factory=dict[object, int])
     """The number of a device, by the facts that determine its result."""
 
-    questions: dict[_Profile, _Question] = field(default_factory=dict["_Profile", "_Question"])
+    queries: dict[_Profile, _Lookup] = field(default_factory=dict["_Profile", "_Lookup"])
 
 
 class _Positions(NamedTuple):
@@ -195,7 +195,7 @@ class _Expression:
     driver: str | None = None
     """The only driver whose devices the expression can select. None if unknown."""
 
-    outcomes: dict[object, Outcome] = field(default_factory=dict[object, Outcome])
+    outcomes: dict[object, SelectorResult] = field(default_factory=dict[object, SelectorResult])
     positions: dict[tuple[str, int], _Positions] = field(
         default_factory=dict[tuple[str, int], _Positions]
     )
@@ -208,7 +208,7 @@ class _Expression:
     complete: object = None
     """The version of the slices for which all results are known."""
 
-    expensive: Outcome | None = None
+    expensive: SelectorResult | None = None
     """The result for all further devices, because the evaluator has given up."""
 
 
@@ -280,29 +280,29 @@ class SelectorIndex:
             if self._find(entry, of) is not None:
                 continue
             profile = _profile(entry, of)
-            if profile in needed.questions:
-                needed.questions[profile].slices.append(of)
+            if profile in needed.queries:
+                needed.queries[profile].slices.append(of)
             elif len(needed.devices) < BATCH:
-                needed.questions[profile] = _Question([of], _ask(entry, of, needed))
+                needed.queries[profile] = _Lookup([of], _ask(entry, of, needed))
             else:
                 break  # the next part has the others
-        if needed.questions:
+        if needed.queries:
             return needed
         entry.complete = version
         entry.expensive = None
         return None
 
-    def store(self, needed: Evaluations, outcomes: Sequence[Outcome]) -> None:
+    def store(self, needed: Evaluations, outcomes: Sequence[SelectorResult]) -> None:
         """Store the results of evaluations, in their order."""
         entry = self._expressions.get(needed.expression)
         if entry is None:
             return
-        for profile, question in needed.questions.items():
+        for profile, query in needed.queries.items():
             evaluated = self._combined(
-                [outcomes[each] if isinstance(each, int) else each for each in question.devices]
+                [outcomes[each] if isinstance(each, int) else each for each in query.devices]
             )
-            entry.profiles[profile] = (question.slices[0], evaluated)
-            for of in question.slices:
+            entry.profiles[profile] = (query.slices[0], evaluated)
+            for of in query.slices:
                 if self._slices.get(of.name) is of:
                     entry.slices[of.name] = evaluated
         if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
@@ -345,7 +345,7 @@ class SelectorIndex:
                 found = entry.slices[of.name] = known[1]
         return found
 
-    def _combined(self, outcomes: Sequence[Outcome]) -> Evaluated:
+    def _combined(self, outcomes: Sequence[SelectorResult]) -> Evaluated:
         """Combine the results for the devices of a slice. Equal ones are one object."""
         matches, unknown = 0, ""
         errors: dict[int, str] = {}
@@ -380,13 +380,13 @@ def evaluate(
     devices: Sequence[Mapping[str, Any]],
     *,
     seconds: float = SELECTOR_SECONDS,
-) -> list[Outcome]:
+) -> list[SelectorResult]:
     """
     Evaluate an expression for any number of devices. Each batch may take ``seconds``.
 
     If the evaluator gives up during a batch, the expression is too expensive for all further ones.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[SelectorResult] = []
     for start in range(0, len(devices), BATCH):
         outcomes += selectors.select(expression, devices[start : start + BATCH], seconds=seconds)
         if outcomes[-1].expensive:
@@ -417,9 +417,9 @@ def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
     return _Profile(of.driver, tuple(groups))
 
 
-def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[Outcome | int]:
+def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[SelectorResult | int]:
     """Return the result of each device of a slice, or its number in the evaluations."""
-    found: list[Outcome | int] = [0] * len(of.devices)
+    found: list[SelectorResult | int] = [0] * len(of.devices)
     for kind, mask, columns in of.devices.groups:
         positions = _positions_of(entry, of.driver, kind)
         read = [unpacked(columns[index]) for index in positions.values]
@@ -427,7 +427,7 @@ def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[Outcom
         rows = zip(*read, strict=True) if read else repeat((), mask.bit_count())
         for index, values in zip(bits(mask), rows, strict=True):
             key = (positions.fixed, _typed(values))
-            answer: Outcome | int | None = entry.outcomes.get(key) or entry.expensive
+            answer: SelectorResult | int | None = entry.outcomes.get(key) or entry.expensive
             if answer is None:
                 answer = needed.numbers.get(key)
             if answer is None:

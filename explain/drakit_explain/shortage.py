@@ -16,7 +16,6 @@ from difflib import get_close_matches
 
 from drakit.quantity import quantity_units
 from drakit_explain.allocation import AllocatorError, AskedClaim, Failure
-from drakit_explain.asking import NO_CHANGES, Changes, Released
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
@@ -25,6 +24,7 @@ from drakit_explain.devices import CapacityPolicy
 from drakit_explain.model import Constraint, DeviceID, PodFacts, Request, exact_requests
 from drakit_explain.pending_claims import Wanted, what_to_check
 from drakit_explain.pools import NodePool, PoolState, Rules
+from drakit_explain.queries import NO_CHANGES, Changes, Released
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted
 from drakit_explain.trial import Judged, Trial, failure_of, not_counted
 from drakit_explain.unmatched import domain_of, why_it_fails, why_unmatched
@@ -126,10 +126,10 @@ def findings_of_shortage(
         return findings
     exact = (each for _, _, each in trial.exact())
     note = not_counted(trial.world, exact, set(trial.usable()), trial.budget)
-    return [_beside_incomplete(each, note) for each in findings] if note else findings
+    return [_perhaps_passing(each, note) for each in findings] if note else findings
 
 
-def _beside_incomplete(finding: Finding, note: str) -> Finding:
+def _perhaps_passing(finding: Finding, note: str) -> Finding:
     """Return a finding that may end when pools are complete, because drivers need a moment for
     that."""
     return replace(
@@ -228,7 +228,7 @@ def is_given_up(pod: PodFacts) -> bool:
     return _GAVE_UP in pod.scheduling_message
 
 
-def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
+def reported_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
     """Return the error with which the scheduler gave up the pod, if only the scheduler knows it."""
     if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:
         return Finding(
@@ -621,7 +621,7 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
 def _absent_attribute(
     trial: Trial, wanted: Wanted, constraint: Constraint
 ) -> tuple[str, str] | None:
-    """Return that no device of a request has the attribute of a constraint, and the advice."""
+    """Return a clause and advice if no device of a request has the attribute of a constraint."""
     for request in wanted.requests:
         names = dict(exact_requests(request))
         of = [

@@ -3,7 +3,7 @@ Checks whether claims of a ResourceClaimTemplate, or requests for a DeviceClass,
 all.
 
 All devices are treated as free and untainted, because both can change without a change of the
-template. Kubernetes' allocator is queried (:mod:`.asking`), unless numbers and selectors suffice
+template. Kubernetes' allocator is queried (:mod:`.queries`), unless numbers and selectors suffice
 for the decision. Therefore, a problem is certain until other devices are published: no pod with
 such a claim can be scheduled. A selector that fails is reported even if the claim fits on a node,
 because the scheduler gives up on all nodes at such a device. If something is not evaluated, or the
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, Failure, NotEvaluatedError
-from drakit_explain.asking import ALL_FREE, Verdicts
 from drakit_explain.availability import budget_of, needed
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
@@ -33,6 +32,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending_claims import missing_classes, what_to_check
 from drakit_explain.pools import PoolState, rules_of
+from drakit_explain.queries import ALL_FREE, Verdicts
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.shortage import advice_on_failure, with_device
 from drakit_explain.trial import failure_of, not_counted
@@ -50,7 +50,7 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
     """
     Return why no pod with a claim of this template can be scheduled.
 
-    Raises :class:`.NotAnsweredError`.
+    Raises :class:`.QueriesPendingError`.
     """
     verdicts.take()
     origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
@@ -77,7 +77,7 @@ def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdict
     Return why no node ever has all devices of claims, although some have those of each request. A
     finding about one claim has its origin.
 
-    Raises :class:`.NotAnsweredError`.
+    Raises :class:`.QueriesPendingError`.
     """
     try:
         return list(_never_together(claims, _Nodes(world, verdicts, budget_of(world))))

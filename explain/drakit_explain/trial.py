@@ -10,7 +10,7 @@ because the query may have been about another node with an equal profile.
 An error on a node that the scheduler checks ends the attempt, even if other nodes fit
 (:mod:`.pools`), and even if an allocated claim of the pod excludes the node: ``Filter`` of the
 DynamicResources plugin searches there as well, in 1.34 to 1.37. For nodes with equal profiles,
-there is one query (:mod:`.asking`). The first queries are about nodes on which an error is
+there is one query (:mod:`.queries`). The first queries are about nodes on which an error is
 possible, then about those with enough devices, up to the first that fits. If none fits, some of the
 other nodes are included, because the counts may lack a rule of the allocator. When the budget is
 used up, an error that was found is certain. That a node fits is certain only if no error is
@@ -26,13 +26,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AllocatorError, AskedClaim, Failure
-from drakit_explain.asking import NO_CHANGES, Changes, Verdicts, claim_name
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.model import PoolID, Request, exact_of, exact_requests
 from drakit_explain.nodes import NodeProblem, Nodes
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.pools import FEASIBLE_NODES, NodePool, PoolState, Rules, rules_of
+from drakit_explain.queries import NO_CHANGES, Changes, Verdicts, claim_name
 from drakit_explain.reports import not_registered
 from drakit_explain.verdicts import Verdict
 from drakit_explain.wording import cut
@@ -335,7 +335,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     :param reached: whether the pod passes the rules of a node that the scheduler checks before the
         devices, without preemption.
 
-    Raises :class:`NotAnsweredError`, and :class:`NotEvaluatedError` if a selector has no result.
+    Raises :class:`QueriesPendingError`, and :class:`NotEvaluatedError` if a selector has no result.
     """
     nodes = _Nodes(trial)
     some: list[str] = []
@@ -438,7 +438,7 @@ class _Nodes:
 
     def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """
-        Yield the results of nodes. Raise :class:`NotAnsweredError` after the known ones.
+        Yield the results of nodes. Raise :class:`QueriesPendingError` after the known ones.
 
         :param first: how many queries are planned at first. After that, as many as have results.
         """

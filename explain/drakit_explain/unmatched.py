@@ -246,7 +246,7 @@ def _published(
 
 
 def _other_value(access: re.Match[str], name: str, value: str, values: Collection[object]) -> str:
-    """Return that no device has a value of an attribute, and which values exist."""
+    """Return a clause if no device has a value of an attribute, with the existing values."""
     shown = {f'"{each}"' if isinstance(each, str) else f"{each}".lower() for each in values}
     if value in shown:
         read = access[0].partition("==")[0].strip()

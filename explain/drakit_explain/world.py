@@ -362,7 +362,7 @@ class World:
         return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
 
     def allocated_in(self, of: SliceFacts) -> int:
-        """Return a bit for each device of a slice that a claim holds exclusively."""
+        """Return a bitmask of a slice's devices that claims hold exclusively."""
         if of.name not in self._allocated_in:
             mask = 0
             for index, name in enumerate(of.devices.names):

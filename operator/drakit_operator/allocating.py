@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from drakit_daemon.kube.queue import Turns
 from drakit_daemon.logs import ProblemLog
-from drakit_explain.asking import Question, Verdicts
 from drakit_explain.cel.allocator import Allocator
+from drakit_explain.queries import Query, Verdicts
 from drakit_explain.verdicts import Verdict
 from drakit_operator.metrics import Metrics
 
@@ -29,7 +29,7 @@ WAIT_SECONDS = 3.0
 """The longest wait for a turn, so that queries do not occupy all workers."""
 
 
-class AllocatorQuestions:
+class AllocatorQueries:
     """Runs one query of the allocator at a time. Not thread-safe."""
 
     def __init__(
@@ -47,7 +47,7 @@ class AllocatorQuestions:
         )
 
     async def ask(
-        self, questions: Sequence[Question], verdicts: Verdicts, namespace: str
+        self, queries: Sequence[Query], verdicts: Verdicts, namespace: str
     ) -> float | None:
         """
         Run some of these queries. The rest are planned again.
@@ -58,20 +58,20 @@ class AllocatorQuestions:
             async with asyncio.timeout(WAIT_SECONDS) as limit, self._turns.turn(namespace):
                 limit.reschedule(None)
                 began = self._clock()
-                found = await asyncio.to_thread(self._ask, questions)
+                found = await asyncio.to_thread(self._ask, queries)
         except TimeoutError:
             return None
-        for question, verdict in zip(questions, found, strict=False):
-            verdicts.keep(question, verdict)
+        for query, verdict in zip(queries, found, strict=False):
+            verdicts.keep(query, verdict)
             self._metrics.allocator_answers.labels(verdict.outcome.value).inc()
         self._problems.report(self._allocator.problem or None)
         return self._clock() - began
 
-    def _ask(self, questions: Sequence[Question]) -> list[Verdict]:
+    def _ask(self, queries: Sequence[Query]) -> list[Verdict]:
         end = self._clock() + TURN_SECONDS
         found: list[Verdict] = []
-        for question in questions:
-            found.append(self._allocator.answer(question))
+        for query in queries:
+            found.append(self._allocator.answer(query))
             if self._clock() > end:
                 break
         return found

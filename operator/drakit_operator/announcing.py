@@ -215,7 +215,7 @@ def decide(
     once: bool = False,
 ) -> tuple[bool, float | None]:
     """
-    Decide whether an object gets an Event now, and after how many seconds to check again. None
+    Decide whether an object gets an Event now, and return the seconds until the next check. None
     means only after a change.
 
     :param once: one Event for each reason is enough, because the object does not change.
@@ -284,7 +284,7 @@ class Announcer:
             each.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
-        """Return after how many seconds an object is settled. 0 if it is settled already."""
+        """Return the seconds until an object is settled. 0 if it is settled already."""
         now = asyncio.get_running_loop().time()
         return max(0.0, self._since.setdefault(uid, now) + SETTLE_SECONDS - now)
 
@@ -298,13 +298,13 @@ class Announcer:
         as_old_as: str = "",
     ) -> float | None:
         """
-        Announce the reasons if they are due. Return after how many seconds to check again.
+        Announce the reasons if they are due. Return the seconds until the next check.
 
         :param wake: called when an object that waits for its turn must be checked again.
         :param as_old_as: the UID of an object with the age of this one, if it is not known.
 
         Does not suspend before the remedy is found, so the remedy comes from the same facts as the
-        reasons. Raises :class:`.NotAnsweredError` if the allocator must be queried for a remedy.
+        reasons. Raises :class:`.QueriesPendingError` if the allocator must be queried for a remedy.
         """
         now = asyncio.get_running_loop().time()
         lasting, wait_seconds = self._lasting(uid, reasons, now)
@@ -401,8 +401,7 @@ class Announcer:
     def _lasting(
         self, uid: str, reasons: Sequence[Reason], now: float
     ) -> tuple[list[Reason], float | None]:
-        """Return the reasons that have lasted, and after how many seconds the next one will
-        have."""
+        """Return the reasons that have lasted, and the seconds until the next one has."""
         before = self._transient.pop(uid, {})
         usual = self._timing.patience
         patience = {

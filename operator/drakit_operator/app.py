@@ -55,7 +55,7 @@ from drakit_explain.selectors import Selectors
 from drakit_formats.resource.objects import Object, text
 from drakit_operator.admission import Admission
 from drakit_operator.affected import DRIVER, MAINTENANCE, POLICY, REPORT
-from drakit_operator.allocating import AllocatorQuestions
+from drakit_operator.allocating import AllocatorQueries
 from drakit_operator.announcing import CONTROLLER, Announcer, EventWriter
 from drakit_operator.config import Config
 from drakit_operator.drivers import DriverController
@@ -362,7 +362,7 @@ class _Leader:
             metrics=metrics,
             debounce_seconds=config.events.debounce,
             selectors=selectors,
-            allocator=AllocatorQuestions(self._allocator, metrics),
+            allocator=AllocatorQueries(self._allocator, metrics),
             name_all_holders=config.events.name_holders == "all",
             refresh={
                 POLICY: Refresh(call=self._policies.refresh),

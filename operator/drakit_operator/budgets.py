@@ -113,7 +113,7 @@ class ContentBudgets:
         """How often objects have lost the content with which they were admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
-        """Return an object in the form in which it is stored: with or without its content."""
+        """Return the object to store: with or without its content."""
         if not isinstance(fact, PodFacts | ClaimFacts | TemplateFacts):
             return fact
         fields = _FIELDS[type(fact)]
@@ -140,7 +140,7 @@ class ContentBudgets:
         return replace(fact, **dict(zip(fields, used.key[1:], strict=True)))
 
     def without_lost(self, fact: AnyFact) -> AnyFact:
-        """Return an admitted object in the form in which it is stored now: it may have lost its
+        """Return the object to store for an admitted object, which may have lost its
         content."""
         return self._stripped(fact) if fact.uid in self._lost else fact
 
@@ -255,7 +255,7 @@ class NodeBudgets:
         self._with_room: set[type[Fact]] = set()
 
     def admit(self, fact: Fact) -> Fact:
-        """Return an object in the form in which it is stored: with or without its content."""
+        """Return the object to store: with or without its content."""
         if not isinstance(fact, SliceFacts | ReportFacts):
             return fact
         node = fact.node if isinstance(fact, ReportFacts) else fact.place and fact.place.node

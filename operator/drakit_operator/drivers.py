@@ -156,7 +156,7 @@ class DriverController:
 
     async def refresh(self, _: str) -> float | None:
         """
-        Reconcile all drivers. Return after how many seconds to do it again.
+        Reconcile all drivers. Return the seconds until the next call.
 
         :raises ApiError: the API server does not respond.
         """

@@ -51,7 +51,7 @@ class Controller(Protocol):
         self, name: str, *, write: Callable[[dict[str, Any]], None] | None = None
     ) -> float | None:
         """
-        Reconcile an object. Return after how many seconds to do it again.
+        Reconcile an object. Return the seconds until the next call.
 
         :param write: receives the changes of the status.
         :raises ApiError: the API server does not respond.

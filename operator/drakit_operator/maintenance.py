@@ -197,7 +197,7 @@ class MaintenanceController:
         self, name: str, *, write: Callable[[Object], None] | None = None
     ) -> float | None:
         """
-        Reconcile a maintenance of the world. Return after how many seconds to do it again.
+        Reconcile a maintenance of the world. Return the seconds until the next call.
 
         :param write: receives the changes of the status, if the caller writes it.
         :raises ApiError: the API server does not respond.
@@ -263,7 +263,7 @@ class MaintenanceController:
     # ------------------------------------------------------------ rules and evictions
 
     async def _act(self, found: MaintenanceFacts, memory: _Memory) -> tuple[_State, float | None]:
-        """Take the due actions. Return the findings, and after how many seconds to do it again."""
+        """Take the due actions. Return the findings, and the seconds until the next call."""
         now, version = self._now().timestamp(), self._working_rules_version()
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)

@@ -55,7 +55,7 @@ class OutdatedReports:
 
     async def refresh(self, name: str) -> float | None:
         """
-        Mark a report if its plugin is gone. Return after how many seconds to check again.
+        Mark a report if its plugin is gone. Return the seconds until the next check.
 
         :raises ApiError: the API server does not respond.
         """

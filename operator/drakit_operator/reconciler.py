@@ -30,13 +30,13 @@ from typing import Any
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
-from drakit_explain.asking import NotAnsweredError, Verdicts
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
 from drakit_explain.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, SLICES, TEMPLATES, Kind
 from drakit_explain.model import ClaimFacts, TemplateFacts
 from drakit_explain.pending import Explainer, count_waiting, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
+from drakit_explain.queries import QueriesPendingError, Verdicts
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import Change, Name
@@ -54,7 +54,7 @@ from drakit_operator.affected import (
     Key,
     affected,
 )
-from drakit_operator.allocating import AllocatorQuestions
+from drakit_operator.allocating import AllocatorQueries
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
@@ -125,7 +125,7 @@ class Refresh:
     """Reconciles objects of one kind that have a status instead of problems."""
 
     call: Callable[[str], Awaitable[float | None]]
-    """Reconciles the object with a name. Returns after how many seconds to do it again. May raise
+    """Reconciles the object with a name. Returns the seconds until the next call. May raise
     ApiError."""
 
     expressions: Callable[[str], Sequence[str]] = lambda _: ()
@@ -180,7 +180,7 @@ class Reconciler:
         metrics: Metrics,
         debounce_seconds: float,
         selectors: Selectors,
-        allocator: AllocatorQuestions,
+        allocator: AllocatorQueries,
         name_all_holders: bool = False,
         refresh: Mapping[str, Refresh],
         is_current: Callable[[], bool],
@@ -308,9 +308,9 @@ class Reconciler:
             try:
                 found = template_problems(template, self._store.world, self.verdicts)
                 return [each.text for each in found]
-            except NotAnsweredError:
-                questions = self.verdicts.take()
-            if await self._allocator.ask(questions, self.verdicts, namespace) is None:
+            except QueriesPendingError:
+                queries = self.verdicts.take()
+            if await self._allocator.ask(queries, self.verdicts, namespace) is None:
                 break
         return []
 
@@ -384,21 +384,21 @@ class Reconciler:
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
     async def _check(self, key: Key, turn: AsyncExitStack) -> tuple[float | None, bool]:
-        """Announce the problems of an object, or request the missing results first. Return after
-        how many seconds to check it again, and whether it was checked."""
+        """Announce the problems of an object, or request the missing results first. Return the
+        seconds until the next check, and whether the object was checked."""
         try:
             return await self._announce_problems(key, turn), True
-        except NotAnsweredError:
-            questions = self.verdicts.take()
+        except QueriesPendingError:
+            queries = self.verdicts.take()
         await turn.aclose()
-        seconds = await self._allocator.ask(questions, self.verdicts, key.name.namespace)
+        seconds = await self._allocator.ask(queries, self.verdicts, key.name.namespace)
         if seconds is None:
             return BUSY_SECONDS, False
         self._queue.charge(key, seconds)
         return 0.0, False
 
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
-        """Announce the problems of an object. Return after how many seconds to check it again."""
+        """Announce the problems of an object. Return the seconds until the next check."""
         concern = self._concerns[key.concern]
         with self._charged(key):
             expressions = self._expressions(key)

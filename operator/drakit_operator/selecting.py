@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drakit_daemon.logs import ProblemLog
-from drakit_explain.cel.helper import HelperError, LateError, QuestionError
+from drakit_explain.cel.helper import HelperError, LateError, QueryError
 from drakit_explain.model import SliceFacts
 from drakit_explain.recent import keep
 from drakit_explain.selectors import (
     SELECTOR_SECONDS,
     Evaluations,
     FeatureGates,
-    Outcome,
+    SelectorResult,
     Selectors,
     evaluate,
 )
@@ -62,7 +62,7 @@ FIRST_DEVICES = 2
 LONGEST_SECONDS = 1.0
 """The time limit of a query about up to 2,000 devices, after which a selector is too expensive."""
 
-TOO_EXPENSIVE = Outcome(unknown="the selector takes too much time", expensive=True)
+TOO_EXPENSIVE = SelectorResult(unknown="the selector takes too much time", expensive=True)
 
 MAX_PARTS = 256
 """The number of selectors whose evaluation is interrupted. The oldest start again."""
@@ -85,7 +85,7 @@ class _Part:
     """The results of a selector for the first of some devices."""
 
     devices: Sequence[Mapping[str, Any]]
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    outcomes: list[SelectorResult] = field(default_factory=list[SelectorResult])
     seconds: float = 0.0
 
 
@@ -114,7 +114,7 @@ class SelectorEvaluation:
         self._parts: dict[str, _Part] = {}
         """Selectors that are evaluated only for some devices of a query."""
 
-        self._expensive: dict[str, tuple[float, Outcome]] = {}
+        self._expensive: dict[str, tuple[float, SelectorResult]] = {}
         """Selectors that took too long, until when (loop clock), and the result for devices."""
 
         self._problems = ProblemLog(
@@ -150,8 +150,8 @@ class SelectorEvaluation:
         return dropped
 
     def missing(self, expressions: Sequence[str]) -> tuple[Missing | None, float | None]:
-        """Return the next query for the evaluator. If there is none, return after how many seconds
-        a selector without a result can be evaluated again, if there is one."""
+        """Return the next query for the evaluator, or the seconds until a selector without a result
+        can be evaluated again, if there is one."""
         wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
         times: list[float] = []
         for each in wanted if len(wanted) <= MAX_OF_OBJECT else ():
@@ -179,7 +179,7 @@ class SelectorEvaluation:
             seconds = SELECTOR_SECONDS if has_paid else FIRST_SECONDS
             try:
                 await self._ask(missing, namespace, seconds)
-            except QuestionError as error:
+            except QueryError as error:
                 if isinstance(error, LateError) and not has_paid:
                     payer = self._late.get(expression, namespace)
                     keep(self._late, expression, payer, limit=MAX_REMEMBERED)
@@ -224,10 +224,10 @@ class SelectorEvaluation:
 
     async def _outcomes(
         self, expression: str, devices: Sequence[Mapping[str, Any]], seconds: float
-    ) -> Sequence[Outcome]:
+    ) -> Sequence[SelectorResult]:
         """Evaluate a selector for the first of these devices without a result."""
         now = asyncio.get_running_loop().time()
-        until, outcome = self._expensive.get(expression, (0.0, Outcome()))
+        until, outcome = self._expensive.get(expression, (0.0, SelectorResult()))
         if until > now:
             return [outcome] * len(devices)
         part = self._parts.pop(expression, None)
@@ -240,9 +240,9 @@ class SelectorEvaluation:
                 number = max(int(left), FIRST_DEVICES)
             done = len(part.outcomes)
             began = time.monotonic()
-            question = devices[done : done + number]
+            query = devices[done : done + number]
             part.outcomes += await asyncio.to_thread(
-                evaluate, self._selectors, expression, question, seconds=seconds
+                evaluate, self._selectors, expression, query, seconds=seconds
             )
             took = time.monotonic() - began
             spent, part.seconds = spent + took, part.seconds + took

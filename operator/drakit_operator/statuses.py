@@ -99,7 +99,7 @@ class StatusWriter:
         via: Callable[[Object], None] | None,
     ) -> float | None:
         """
-        Write the changes of a status. Return None, or after how many seconds to try again.
+        Write the changes of a status. Return None, or the seconds until the next attempt.
 
         :param via: receives the changes, if the caller writes them.
         :raises ApiError: the API server does not respond.

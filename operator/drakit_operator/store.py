@@ -28,7 +28,7 @@ class Store:
 
     def admit(self, fact: Fact) -> Fact:
         """
-        Return an object in the form in which it is stored, without content that exceeds a limit.
+        Return the object to store, without content that exceeds a limit.
 
         Objects that wait for the end of a list are counted from now on, because the list may be
         long.

@@ -194,7 +194,7 @@ def _run(arguments: Sequence[str], options: Mapping[str, str | None]) -> int:
     if options["keeps"]:
         from drakit_nodeplugin.state.lock import DriverLock
 
-        setattr(DriverLock, "_waiting", lambda self: None)  # noqa: B010  (of this process alone)
+        setattr(DriverLock, "_waiting", lambda self: None)  # noqa: B010  (only in this process)
     steps.install(steps.StepOptions(**paths, kill_at=options["kill_at"]))
     sys.argv = ["drakit-nodeplugin", *arguments]
     try:

@@ -48,8 +48,8 @@ class PluginDiedError(Exception):
 
 
 class Stage:
-    """The environment of a scenario. One plugin at a time is called; a spare one may run beside
-    it."""
+    """The environment of a scenario. It calls one plugin at a time; a spare plugin may run at the
+    same time."""
 
     def __init__(self, node: Node, api: FakeApiServer, server: ForkServer, folder: Path) -> None:
         self.node, self._api, self._server, self._folder = node, api, server, folder
@@ -132,8 +132,8 @@ class Stage:
             file.write(b"\1" if on else b"\0")
 
     async def settle(self) -> None:
-        """Wait until the start writes nothing more to the checkpoint, because a transaction of its
-        own would count as the first step."""
+        """Wait until the start has finished writing to the checkpoint. Otherwise, one of its
+        transactions would be the first step."""
         log = self.node.checkpoint.with_name(f"{self.node.checkpoint.name}-wal")
         seen: tuple[int, int] | None = None
         async with asyncio.timeout(START_SECONDS):

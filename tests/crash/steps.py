@@ -70,7 +70,7 @@ FRONT_DOOR = re.compile(r"\w+ \S+(\.lock|\.sock)( #\d+)?")
 """Labels of the steps of sockets and their lock. They are the same in every start."""
 
 NODE_LABELS = re.compile(r"\w+ \S*node\.json\S*( #\d+)?|fsync plugins/drakit\.dev( #\d+)?")
-"""Labels of the copy of the node's labels, which is written after an answer of the API server."""
+"""Steps of the file with the node's labels, which is written after a response of the API server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,7 +114,7 @@ class Files:
 
 
 async def reopen(path: Path) -> tuple[dict[str, StoredClaim], str | None]:
-    """Open and close a checkpoint; return what it contains, and the damage that it reports."""
+    """Open and close a checkpoint. Return its content, and the damage that it reports."""
     checkpoint = Checkpoint(path)
     await checkpoint.open()
     try:

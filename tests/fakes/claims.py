@@ -106,7 +106,7 @@ class FakeDevices:
         self.nodes: dict[str, tuple[DeviceNode, ...]] = {}
         """The device nodes of devices; one of the device's name for others."""
         self.results: dict[str, PreparedDevice] = {}
-        """What devices have beside edits."""
+        """The results of devices other than edits."""
         self.failing: set[str] = set()
         self.out_of_order: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}

@@ -354,7 +354,8 @@ class ControlPlane(FakeCluster):
         return [(CLAIMS, pod["metadata"]["namespace"], name) for name in names if name]
 
     def _extended(self, pod: Object) -> Object | None:
-        """The claim for the extended resources that classes provide, if the pod has none yet."""
+        """Return the claim for the extended resources that classes provide, if the pod does not
+        have it yet."""
         requests = [
             {"name": f"container-{number}-request-0", "exactly": {"deviceClassName": name}}
             for number, container in enumerate(pod["spec"]["containers"])

@@ -61,8 +61,8 @@ class FakeDevicePlugin:
         pre_start_required: bool = False,
         has_options: bool = True,
     ) -> None:
-        """Without `devices` it lists nothing before it is told to; without options it has no
-        GetDevicePluginOptions, as old plugins."""
+        """Without `devices`, the plugin lists nothing until the test sets them. Without options, it
+        has no GetDevicePluginOptions, like old plugins."""
         self.directory = directory
         self.resource = resource
         self.endpoint = endpoint

@@ -14,7 +14,7 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 
 
 class DirectEndpoint(Caller):
-    """Calls a driver as an endpoint does, and keeps what it called: its :class:`.Calls`."""
+    """Calls a driver like an endpoint, and records its :class:`.Calls`."""
 
     def __init__(self, driver: Driver[Any, Any], *, node: str, traits: DriverTraits | None = None):
         super().__init__(driver.name, traits=traits or traits_of(type(driver)), node=node)

@@ -36,7 +36,7 @@ class Rig:
         self.restart(policies)
 
     def restart(self, policies: dict[str, dict]) -> None:
-        """Start the driver again: it forgets what it has found."""
+        """Start the driver again, without its earlier findings."""
         self.driver = HostDevices(self._config, self.node)
         self.driver.held_devices = lambda: dict(self.holds)
         self.apply(policies)
@@ -89,6 +89,6 @@ def taints(device: Device) -> dict[str, str]:
 
 
 async def inventory(driver: HostDevices) -> Inventory:
-    """Return what a driver lists first."""
+    """Return the first inventory of a driver."""
     async with aclosing(driver.devices()) as stream:
         return await anext(stream)

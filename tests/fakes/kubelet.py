@@ -1,4 +1,4 @@
-"""The kubelet that vendors get, too, and an engine whose answers a test holds back."""
+"""The kubelet that vendors also get, and an engine whose responses a test delays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def reference(uid: str, *, namespace: str = "lab", name: str | None = None) -> C
 
 class HeldClaims:
     """
-    An engine that answers at once, or for a held claim when the test lets it go.
+    An engine that responds at once or, for a held claim, when the test releases it.
 
-    What it did is in `done`, in order: ``prepare a``, ``unprepare a``; `begun` is its beginnings.
+    `done` has its completed work in order: ``prepare a``, ``unprepare a``. `begun` has the started
+    work.
     """
 
     def __init__(self) -> None:

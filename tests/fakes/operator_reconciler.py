@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from drakit_daemon.kube import UnavailableError
 from drakit_explain.cel.library import Library
-from drakit_operator.allocating import AllocatorQuestions
+from drakit_operator.allocating import AllocatorQueries
 from drakit_operator.announcing import Announcer
 from drakit_operator.config import Events
 from drakit_operator.kinds import name_of
@@ -41,7 +41,7 @@ class Bench:
             metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),
-            allocator=AllocatorQuestions(allocator_of(None), self.metrics),
+            allocator=AllocatorQueries(allocator_of(None), self.metrics),
             refresh={
                 "policy": Refresh(call=self.refresh),
                 "report": Refresh(call=self.refresh_report),

@@ -1,4 +1,4 @@
-"""Tasks beside a test, and waits for conditions that nothing notifies."""
+"""Tasks that run during a test, and waits for conditions without notifications."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""
-Sensors of examples/sensor: pseudo-terminals that write a reading, again and again.
-
-It must not know the driver.
-"""
+"""Sensors of examples/sensor: pseudo-terminals that write a reading repeatedly."""
 
 from __future__ import annotations
 

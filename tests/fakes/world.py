@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from drakit_explain.asking import Question
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.library import Library
@@ -24,6 +23,7 @@ from drakit_explain.model import (
     SliceFacts,
 )
 from drakit_explain.pending import Explainer, Explanation
+from drakit_explain.queries import Query
 from drakit_explain.selectors import Selectors, bring_up_to_date
 from drakit_explain.verdicts import Verdict
 from drakit_explain.world import Fact, World
@@ -127,6 +127,6 @@ ALL_GATES = frozenset[str]().union(*DEFAULT_GATES.values())
 """The gates that are on by default in some release: facts have fields of them in each release."""
 
 
-def ask_allocator(question: Question) -> Verdict:
+def ask_allocator(question: Query) -> Verdict:
     """Ask the allocator of a question's release."""
     return allocator_of(question.minor).answer(question)

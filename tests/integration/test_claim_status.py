@@ -1,4 +1,7 @@
-"""The status of claims and an API server in trouble: no answer waits for it, and it is written."""
+"""
+The status of claims while the API server fails: no response waits for the status, and it is
+written.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from drakit.testing.conformance.targets import PythonTarget
 
 TARGET = PythonTarget(reference="tests.fakes.broken.tidy:Tidy", values={"root": "{root}"})
 STALL_SECONDS = 30.0
-"""Longer than the test: an answer that waited for the API server would show."""
+"""Longer than the test, so that a response that waited for the API server would be noticed."""
 
 
 def path_of(claim: ClaimUnderTest) -> str:

@@ -195,7 +195,7 @@ def test_a_suite_has_a_test_per_rule(few_rules):
 
 
 def test_a_suite_waits_once_for_a_driver_that_does_not_start(few_rules, tmp_path):
-    """Its set-up notes each boot."""
+    """The setup of the target records each boot."""
     notes = tmp_path / "notes"
     tests = conformance_tests("no-such-driver", setup=f"echo boot >> {notes}")
     for each in (kept, not_kept):
@@ -205,7 +205,7 @@ def test_a_suite_waits_once_for_a_driver_that_does_not_start(few_rules, tmp_path
 
 
 def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypatch):
-    """The kit's own Python programs do not look beside them."""
+    """The kit's own Python programs do not search the working directory."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # as make has it for us
     (tmp_path / "stubs.py").write_text("from tests.fakes.broken.backend import main")
     (tmp_path / "serve.py").write_text(

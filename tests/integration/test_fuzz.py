@@ -29,7 +29,7 @@ SERVICES = (
 METHODS = ("NodePrepareResources", "NodeUnprepareResources")
 EXPECTED = {
     grpc.StatusCode.OK,
-    grpc.StatusCode.UNKNOWN,  # what grpcio says to bytes that are no message
+    grpc.StatusCode.UNKNOWN,  # the response of grpcio to bytes that are not a message
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -136,7 +136,7 @@ async def test_ten_thousand_malformed_requests_do_not_affect_the_process_and_its
             v1.NodePrepareResourcesRequest(
                 claims=[v1.Claim(namespace="lab", name="n", uid="u" * (4 * 2**20 - 100))]
             ),
-            grpc.StatusCode.RESOURCE_EXHAUSTED,  # the answer names it, and is too long to receive
+            grpc.StatusCode.RESOURCE_EXHAUSTED,  # the response names the claim, so it is too long
             id="one-claim-of-four-mebibytes",
         ),
         pytest.param(

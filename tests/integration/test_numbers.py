@@ -69,7 +69,7 @@ class Ports(FakeBackend):
         entry = driver.partition(".")[0]
         super().__init__(rig.backends / entry / "ports.sock", driver=driver)
         self.path.parent.mkdir(exist_ok=True)
-        # An entry allows device nodes in /dev alone.
+        # An entry allows only device nodes in /dev.
         self.folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/dev"))
         rig.folders.append(self.folder)
         rig.config["backends"]["allowed"][entry] = {

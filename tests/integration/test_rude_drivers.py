@@ -1,4 +1,6 @@
-"""A driver that misbehaves, beside one that behaves, in one process: only its own calls suffer."""
+"""
+A driver that misbehaves and one that behaves, in one process: only the calls of the first one fail.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.integration.test_node_plugin import CLAIMS, DRIVER, rig, stop  # noqa
 
 SOON = {"period": "200ms", "gracePeriod": "200ms", "unconfirmedGracePeriod": "1s"}
 LONG_SECONDS = 4.0
-"""Several periods, longer than any grace period. An answer of the kubelet is shared for 1 s."""
+"""Several periods, longer than any grace period. A response of the kubelet is shared for 1 s."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_a_kubelet_that_lists_nothing_or_not_our_own_pod_frees_no_claim(ri
     files = rig.files()
     assert files
     used.synced = False
-    await asyncio.sleep(1.2)  # the last answer with the claim is forgotten
+    await asyncio.sleep(1.2)  # the last response with the claim expires
     rig.api_server.remove(f"{CLAIMS}/claim-uid-a")
     await asyncio.sleep(LONG_SECONDS)
     assert rig.files() == files

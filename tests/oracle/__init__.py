@@ -1,1 +1,3 @@
-"""drakit's verdicts beside the scheduler's own allocator, over random clusters and its tables."""
+"""
+Compares drakit's verdicts with the scheduler's own allocator, for random clusters and its tables.
+"""

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.asking import answered
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
 from drakit_explain.pending import Explainer
 from drakit_explain.pending_claims import wanted_of
+from drakit_explain.queries import answered
 from drakit_explain.trial import Trial, suspects
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.fakes.world import evaluate_for
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """The problem. Empty if there is none."""
         both = {self.ours.outcome, self.theirs.outcome}
         if VerdictOutcome.UNDECIDED in both or self.ours.varies or self.theirs.varies:
             return ""

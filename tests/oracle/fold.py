@@ -1,9 +1,9 @@
 """
-`python -m tests.oracle.fold`: random pods on several nodes, explained beside Kubernetes' scheduler
-with its default plugins (:file:`scheduler/main.go`).
+`python -m tests.oracle.fold`: compares explanations of random pods on several nodes with
+Kubernetes' scheduler and its default plugins (:file:`scheduler/main.go`).
 
-The exit code is 1 if a certain answer differs: for the pod, or for a node.
-Undecided is always allowed, and counted.
+The exit code is 1 if a certain result differs, for the pod or for a node. Undecided results are
+always allowed, and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drakit_explain.asking import Verdicts, answered
 from drakit_explain.availability import analyze
 from drakit_explain.budget import Budget
 from drakit_explain.cel.allocator import Allocator
@@ -40,6 +39,7 @@ from drakit_explain.projection import (
     project_slice,
     project_taint_rule,
 )
+from drakit_explain.queries import Verdicts, answered
 from drakit_explain.trial import Judged, Trial, judge
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.world import World
@@ -83,7 +83,7 @@ class Answers:
     kind: Kind
     fits_on: str
     alone: Mapping[str, AllocatorVerdict]
-    """Of each node that the pod can use."""
+    """The verdict of each node that the pod can use."""
 
     folded: Mapping[str, AllocatorVerdict]
     """Of the nodes that the fold asked about, or that are like one of them."""
@@ -113,7 +113,7 @@ class Scheduler:
         """Return the scheduler's answers, as `main.go` describes them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        worlds = [each.question(minor=self._minor) for each in situations]
+        worlds = [each.query(minor=self._minor) for each in situations]
         question = {"gates": situations[0].gates(minor=self._minor), "worlds": worlds}
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
@@ -241,13 +241,13 @@ def _code(answer: AllocatorVerdict) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """The answers of both for some pods."""
+    """The results of both for some pods."""
 
     answers: Counter[tuple[Kind, Kind]] = field(default_factory=Counter[tuple[Kind, Kind]])
     """By our answer and theirs."""
 
     nodes: int = 0
-    """Nodes whose answers were compared, too."""
+    """Nodes whose results were also compared."""
 
     fatal_beside_a_fit: int = 0
     """Pods that an error stops, although another node fits."""

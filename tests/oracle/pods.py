@@ -41,7 +41,7 @@ _PLAIN: Body = {
 """A device with everything that requests read."""
 
 _NUMA = f'device.attributes["{DRIVERS[0]}"].numa == 0'
-"""It fails at devices without the attribute."""
+"""A selector that fails at devices without the attribute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Situation:
     """A cluster, and a pod that waits for a node."""
 
     world: World
-    """Its `claims` are those of the pod, in order."""
+    """The world, whose `claims` are those of the pod, in order."""
 
     pod: Body
     rules: list[Body]

@@ -1,8 +1,8 @@
 """
-`python -m tests.oracle.tables`: the tables of Kubernetes' own allocator tests beside the helper of
-each minor release, asked with the objects of a case and with what the explainer writes of them.
+`python -m tests.oracle.tables`: compares the tables of Kubernetes' own allocator tests with the
+helper of each minor release, for the objects of a case and for the explainer's form of them.
 
-The exit code is 1 if a verdict differs, or if `selectors.json` is outdated; `--write` writes that
+The exit code is 1 if a verdict differs, or if `selectors.json` is outdated. `--write` writes that
 file.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 
 from drakit_explain.allocation import AskedClaim
-from drakit_explain.asking import Verdicts
 from drakit_explain.budget import Budget
 from drakit_explain.cel.helper import Helper
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
+from drakit_explain.queries import Verdicts
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from drakit_explain.world import World
@@ -82,7 +82,7 @@ def table_problems(minor: str, helper: Helper) -> list[str]:
 
 
 def answer_of(verdict: Verdict) -> str:
-    """Return a verdict in the words of a table; any error of the allocator counts as failed."""
+    """Return a verdict in the words of a table. Any error of the allocator is a failure."""
     match verdict.outcome:
         case VerdictOutcome.ALLOCATED:
             return "fits"
@@ -135,7 +135,7 @@ def of_facts(body: Mapping[str, Any], helper: Helper) -> bytes:
     found = [project_claim(_with_uid(each, n)) for n, each in enumerate(body["claims"] or ())]
     claims = [AskedClaim(requests=each.requests, constraints=each.constraints) for each in found]
     (node,) = world.views()
-    question = Verdicts(world).question(claims, node, Budget()).body
+    question = Verdicts(world).query(claims, node, Budget()).body
     return question[:-1] + b',"gates":' + orjson.dumps(gates_of(body)) + b"}"
 
 

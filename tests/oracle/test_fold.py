@@ -1,4 +1,4 @@
-"""Explanations of random pods beside Kubernetes' scheduler."""
+"""Explanations of random pods, compared with Kubernetes' scheduler."""
 
 import pytest
 

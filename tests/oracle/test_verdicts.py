@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from drakit_explain.cel.gates import DEFAULT_GATES
-from drakit_explain.cel.helper import ANSWER_SECONDS, Helper, QuestionError
+from drakit_explain.cel.helper import ANSWER_SECONDS, Helper, QueryError
 from drakit_explain.verdicts import MAX_BYTES, Verdict, VerdictOutcome
 from e2e.images.go import CEL_DEFAULT, cel_program
 from tests.oracle.worlds import Body
@@ -134,7 +134,7 @@ def test_a_hostile_question_costs_itself_only(helper, make_hostile):
     try:
         verdict = ask(helper, hostile)
         print(verdict)
-    except QuestionError as error:
+    except QueryError as error:
         print(error)
     seconds = time.monotonic() - started
     memory = peak_memory(helper)

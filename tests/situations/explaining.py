@@ -1,7 +1,5 @@
 """
-What drakit says of an object: by the operator's own program, and by ``kubectl drakit explain``.
-
-Does not depend on scenes or situations.
+The explanations of an object by the operator's own program, and by ``kubectl drakit explain``.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from drakit_explain.world import World
 from tests.situations.api import Api, Body, RefusedError
 
 Command = Callable[[str, str], tuple[int, Body]]
-"""Runs ``kubectl drakit explain`` for a namespace and a target; returns the exit code and the
-answer for programs."""
+"""Runs ``kubectl drakit explain`` for a namespace and a target. Returns the exit code and the JSON
+output."""
 
 _KINDS = [each for each in KINDS if each not in (DRIVERS, MAINTENANCES, POLICIES)]
 
@@ -57,7 +55,7 @@ class Explaining:
             assert pod is not None, f"pod {namespace}/{name} does not exist"
             explainer = Explainer(world)
             expressions = explainer.expressions(pod)
-            slices = list(world.slices())  # also those that do not count: an answer names them
+            slices = list(world.slices())  # including unused ones, which an explanation names
             bring_up_to_date(world.selectors, self._helper, expressions, slices)
             with closing(Allocator(lambda _: self._program)) as allocator:
                 found = explainer.explain_now(pod, allocator.answer, settled=settled, events=events)

@@ -52,7 +52,7 @@ def check(found: Explanation, situation: Situation) -> None:
 
 
 def check_command(situation: Situation, scene: Scene) -> str:
-    """Check the answer of ``kubectl drakit explain``, and return it."""
+    """Check the output of ``kubectl drakit explain``, and return it."""
 
     def answered() -> tuple[int, Body] | None:
         code, body = scene.command(situation.target)
@@ -99,7 +99,7 @@ def begin(situation: Situation, scene: Scene) -> Iterator[None]:
 
 
 def run(situation: Situation, scene: Scene) -> str:
-    """Run a situation to its end; return what was said."""
+    """Run a situation to its end. Return the explanations."""
     try:
         steps = begin(situation, scene)
         refusal = scene.wait_refused() if situation.tried else ""

@@ -142,7 +142,7 @@ class Scene:
     """Whether the pod that is explained is kept from the scheduler until it was."""
 
     settled: bool = False
-    """Whether the pod counts as old enough for a missing claim to be a problem."""
+    """Whether the pod is old enough for a missing claim to be a problem."""
 
     refused: str = ""
     """The scheduler's message about the pod that is explained, if it is not to be scheduled."""

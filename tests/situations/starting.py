@@ -70,7 +70,8 @@ MESSAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("does not support user namespaces", "remove hostUsers: false"),
     ),
 }
-"""What kubelets and container runtimes report of a container, and the words of its cause."""
+"""The messages of kubelets and container runtimes about a container, and the words for the
+cause."""
 
 
 def not_created(s: Scene, message: str) -> Iterator[None]:

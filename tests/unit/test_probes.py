@@ -1,4 +1,4 @@
-"""Probes and metrics over real connections, with hostile neighbours on the pod network."""
+"""Probes and metrics over real connections, with hostile neighbors on the pod network."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import drakit
 def test_every_public_name_is_there():
     assert list(drakit.__all__) == sorted(drakit.__all__)
     for name in drakit.__all__:
-        # A Literal or a union has none.
+        # A Literal or a union does not have a docstring.
         aliases = ("AttributeValue", "ConditionStatus", "RejectionReason", "TaintEffect")
         assert getattr(drakit, name).__doc__ or name in aliases
 

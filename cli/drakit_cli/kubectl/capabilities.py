@@ -16,7 +16,6 @@ from dataclasses import replace
 from drakit_cli.kubectl.gather import Gap, Gathered, unread, with_release
 from drakit_daemon.kube import ApiError, Session
 from drakit_explain import cel
-from drakit_explain.asking import Question
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import (
     PATH,
@@ -26,7 +25,8 @@ from drakit_explain.cel.gates import (
     gates_of,
     read_all_gates,
 )
-from drakit_explain.cel.helper import HelperError, QuestionError, find_release
+from drakit_explain.cel.helper import HelperError, QueryError, find_release
+from drakit_explain.queries import Query
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.verdicts import Verdict
 
@@ -93,7 +93,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         for expression in wanted:
             try:
                 bring_up_to_date(index, selectors, [expression], slices)
-            except QuestionError as error:  # Continue, because other selectors may be evaluated.
+            except QueryError as error:  # Continue, because other selectors may be evaluated.
                 _not_evaluated(found, str(error))
     except HelperError as error:
         _not_evaluated(found, str(error))
@@ -104,7 +104,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
 @asynccontextmanager
 async def open_allocator(
     session: Session, found: Gathered, *, needed: bool = True
-) -> AsyncGenerator[Callable[[Question], Verdict]]:
+) -> AsyncGenerator[Callable[[Query], Verdict]]:
     """
     Yield a function that sends questions to Kubernetes' allocator of the cluster's release.
 

@@ -17,7 +17,6 @@ from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.asking import Question
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, claims_of_pod, node_of_claim, taints_for_new_pods
 from drakit_explain.bugs import Bug, bug_behind, known_bugs
@@ -38,12 +37,13 @@ from drakit_explain.model import (
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, searching, waits
 from drakit_explain.pending_claims import not_checked, wanted_of
+from drakit_explain.queries import Query
 from drakit_explain.shortage import RequestReport, is_given_up
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import cut
 from drakit_explain.world import Selection, World
 
-Ask = Callable[[Question], AllocatorVerdict]
+Ask = Callable[[Query], AllocatorVerdict]
 """Sends a question to Kubernetes' allocator."""
 
 FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)

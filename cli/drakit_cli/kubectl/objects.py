@@ -20,7 +20,6 @@ from drakit_cli.kubectl.explain import Ask, Report, make_report, selectors_of, u
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
-from drakit_explain.asking import answered
 from drakit_explain.codes import Code, Reason, no_remedy
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, RULES, SLICES
 from drakit_explain.model import (
@@ -33,6 +32,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.poolchecks import node_of_slice, node_problems, slice_problems
+from drakit_explain.queries import answered
 from drakit_explain.templates import class_problems, template_problems
 
 # ---------------------------------------------------------------- templates and classes

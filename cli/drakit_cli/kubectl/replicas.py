@@ -228,7 +228,7 @@ def _claims_of(
     """Return the existing claims, and one claim for all others, with the devices that the allocator
     finds. None if they are unknown."""
     wanted = wanted_of(pod, world)
-    verdict = ask(explainer.verdicts.question(wanted, node, budget_of(world)))
+    verdict = ask(explainer.verdicts.query(wanted, node, budget_of(world)))
     if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
         return None  # An older version of the program does not name devices.
     claims: dict[str, ClaimFacts] = {}

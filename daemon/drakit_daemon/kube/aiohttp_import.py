@@ -48,7 +48,7 @@ def hashed_directory() -> str | None:
 
 
 @contextmanager
-def _directories_alone(directory: str) -> Generator[None]:
+def _only_directory(directory: str) -> Generator[None]:
     """Make new contexts read each certificate only when it is needed."""
     original = ssl.SSLContext.set_default_verify_paths
 
@@ -66,7 +66,7 @@ def _import() -> None:
     directory = hashed_directory()
     if directory is None:
         return
-    with _directories_alone(directory):
+    with _only_directory(directory):
         import aiohttp as aiohttp
 
 

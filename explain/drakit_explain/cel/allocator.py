@@ -12,9 +12,9 @@ from pathlib import Path
 
 import orjson
 
-from drakit_explain.asking import Question
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper, HelperError, find_release
+from drakit_explain.queries import Query
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 
 OLDEST_MINOR = min(int(each.removeprefix("1.")) for each in DEFAULT_GATES)
@@ -50,12 +50,12 @@ class Allocator:
         self._helper = None
         self._release = ""
 
-    def answer(self, question: Question) -> Verdict:
+    def answer(self, query: Query) -> Verdict:
         """Return the allocator's verdict. This may take seconds."""
         # For an unknown release, the newest installed allocator decides. For a release that is
         # older than all of them, the oldest one does.
         releases = list(DEFAULT_GATES)[::-1]
-        if (minor := question.minor) is not None:
+        if (minor := query.minor) is not None:
             releases = [f"1.{max(minor, OLDEST_MINOR)}"]
         helper = self._helper_of(releases)
         if helper is None:
@@ -64,17 +64,17 @@ class Allocator:
                 f"is not installed"
             )
         try:
-            (verdict,) = helper.verdicts(self._line(question), nodes=1)
+            (verdict,) = helper.verdicts(self._line(query), nodes=1)
         except HelperError as error:
             return self._undecided(str(error))
         self.problem = ""
         return verdict
 
-    def _line(self, question: Question) -> bytes:
+    def _line(self, query: Query) -> bytes:
         gates = self._gates
         if gates is None:
             gates = dict.fromkeys(DEFAULT_GATES.get(self._release, ()), True)
-        return question.body[:-1] + b',"gates":' + orjson.dumps(gates) + b"}"
+        return query.body[:-1] + b',"gates":' + orjson.dumps(gates) + b"}"
 
     def _undecided(self, why: str) -> Verdict:
         self.problem = why

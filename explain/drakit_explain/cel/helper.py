@@ -30,7 +30,7 @@ import orjson
 
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
-from drakit_explain.selectors import SELECTOR_SECONDS, FeatureGates, Outcome, Reads
+from drakit_explain.selectors import SELECTOR_SECONDS, FeatureGates, Reads, SelectorResult
 from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 
 NAME = "drakit-cel"
@@ -83,14 +83,14 @@ class HelperError(Exception):
         """The time after which the same query may have a result."""
 
 
-class QuestionError(HelperError):
+class QueryError(HelperError):
     """The helper works, but two processes had no response to this query."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
 
 
-class LateError(QuestionError):
+class LateError(QueryError):
     """There was no response to this query in time."""
 
 
@@ -172,26 +172,26 @@ class Helper:
         devices: Sequence[Mapping[str, Any]],
         *,
         seconds: float = SELECTOR_SECONDS,
-    ) -> list[Outcome]:
+    ) -> list[SelectorResult]:
         """Evaluate a valid expression for each device. For ``seconds`` see `reads`."""
-        question = {"expressions": [expression], "devices": list(devices)}
-        line = self._encoded({"select": question})
+        query = {"expressions": [expression], "devices": list(devices)}
+        line = self._encoded({"select": query})
         parse = partial(_parse_outcomes, count=len(devices))
         return self._ask(line, parse, seconds=seconds)
 
-    def verdicts(self, question: bytes, *, nodes: int) -> tuple[Verdict, ...]:
+    def verdicts(self, query: bytes, *, nodes: int) -> tuple[Verdict, ...]:
         """
         Query Kubernetes' allocator, and return a verdict for each node, in their order.
 
-        :param question: JSON in the format of ``operator/cel/verdict.go``.
+        :param query: JSON in the format of ``operator/cel/verdict.go``.
 
-        :raises QuestionError: the query is too large, or the helper has no response to it, for
+        :raises QueryError: the query is too large, or the helper has no response to it, for
             example because it takes too much memory or time.
         :raises HelperError: the helper does not respond to any query.
         """
-        line = b'{"verdict":' + question + b"}\n"
+        line = b'{"verdict":' + query + b"}\n"
         if len(line) > MAX_BYTES:
-            raise QuestionError(f"the objects of a question have more than {MAX_BYTES} bytes")
+            raise QueryError(f"the objects of a query have more than {MAX_BYTES} bytes")
         parse = partial(parse_verdicts, nodes=nodes)
         return self._ask(line, parse, seconds=self._answer_seconds)
 
@@ -204,12 +204,12 @@ class Helper:
             seconds=self._answer_seconds,
         )
 
-    def _encoded(self, question: Mapping[str, Any]) -> bytes:
-        """Return a query as a line. Raises QuestionError if it is nested too deeply."""
+    def _encoded(self, query: Mapping[str, Any]) -> bytes:
+        """Return a query as a line. Raises QueryError if it is nested too deeply."""
         try:
-            return orjson.dumps(question, option=orjson.OPT_APPEND_NEWLINE)
+            return orjson.dumps(query, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
-            raise QuestionError(f"a question for {self._program} is nested too deeply") from error
+            raise QueryError(f"a query for {self._program} is nested too deeply") from error
 
     def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
         """Send a query, and return its parsed response. Raises the same errors as the public
@@ -232,7 +232,7 @@ class Helper:
             return self._exchange(process, line, parse, seconds=seconds)
         except OSError as second:
             self.close()
-            raise QuestionError(f"{self._program}: {second}; before that: {first}") from second
+            raise QueryError(f"{self._program}: {second}; before that: {first}") from second
 
     def close(self) -> None:
         """Stop the process, if it runs. The next query starts another one."""
@@ -299,13 +299,13 @@ class Helper:
                 return parse(answer)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise OSError(f"malformed answer ({type(error).__name__}: {error})") from error
-        raise QuestionError(f"{self._program}: {failure}")
+        raise QueryError(f"{self._program}: {failure}")
 
 
 _PLAIN = {
-    "t": Outcome(selected=True),
-    "f": Outcome(),
-    "u": Outcome(unknown="the selector takes too much time", expensive=True),
+    "t": SelectorResult(selected=True),
+    "f": SelectorResult(),
+    "u": SelectorResult(unknown="the selector takes too much time", expensive=True),
 }
 
 
@@ -318,7 +318,7 @@ def _flags(gates: FeatureGates) -> list[str]:
 
 def _parse_probe(answer: Any) -> None:
     if answer != {"reads": []}:
-        raise ValueError("not the answer to an empty question")
+        raise ValueError("not the answer to an empty query")
 
 
 def _parse_reads(answer: Any, *, count: int) -> list[Reads]:
@@ -334,16 +334,19 @@ def _parse_reads(answer: Any, *, count: int) -> list[Reads]:
     ]
 
 
-def _parse_outcomes(answer: Any, *, count: int) -> list[Outcome]:
+def _parse_outcomes(answer: Any, *, count: int) -> list[SelectorResult]:
     (selection,) = answer["selections"]
     if error := selection.get("error"):
-        return [Outcome(error=error)] * count
+        return [SelectorResult(error=error)] * count
     letters = selection.get("outcomes", "")
     texts, numbers = selection.get("errors", []), selection.get("errorOf", [])
     if len(letters) != count or letters.count("e") != len(numbers):
         raise ValueError(f"{len(letters)} outcomes for {count} devices")
     errors = iter([texts[number] if number >= 0 else "CEL error" for number in numbers])
-    return [Outcome(error=next(errors)) if letter == "e" else _PLAIN[letter] for letter in letters]
+    return [
+        SelectorResult(error=next(errors)) if letter == "e" else _PLAIN[letter]
+        for letter in letters
+    ]
 
 
 def _write(descriptor: int, data: bytes, end: float) -> None:

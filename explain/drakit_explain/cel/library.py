@@ -18,7 +18,7 @@ from typing import Any
 from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
 from cel_expr_python.ext import ext_bindings  # pyright: ignore[reportMissingTypeStubs]
 
-from drakit_explain.selectors import FeatureGates, Outcome, Reads
+from drakit_explain.selectors import FeatureGates, Reads, SelectorResult
 
 NEEDS_KUBERNETES = "needs Kubernetes' own CEL compiler; install drakit-cel"
 
@@ -44,17 +44,17 @@ class Library:
             self._compile.cache_clear()
 
     def reads(self, expressions: Sequence[str], **_: float) -> list[Reads]:
-        """Return that each expression may read all fields of a device, because the library does not
+        """Return all fields of a device for each expression, because the library does not
         report them."""
         return [Reads(everything=True) for _ in expressions]
 
     def select(
         self, expression: str, devices: Sequence[Mapping[str, Any]], **_: float
-    ) -> list[Outcome]:
+    ) -> list[SelectorResult]:
         """Evaluate an expression for each device."""
         program = self._compile(expression)
         if program is None:
-            return [Outcome(unknown=NEEDS_KUBERNETES)] * len(devices)
+            return [SelectorResult(unknown=NEEDS_KUBERNETES)] * len(devices)
         domains = {one or other for one, other in _INDEX.findall(expression)}
         return [self._select(program, _variables(device, domains)) for device in devices]
 
@@ -69,21 +69,21 @@ class Library:
         except Exception:  # the library has no error class of its own
             return None
 
-    def _select(self, program: Any, variables: Mapping[str, Any] | None) -> Outcome:
+    def _select(self, program: Any, variables: Mapping[str, Any] | None) -> SelectorResult:
         if variables is None:
-            return Outcome(unknown=NEEDS_KUBERNETES)
+            return SelectorResult(unknown=NEEDS_KUBERNETES)
         try:
             result = program.eval(data={"device": variables})
             value = result.plain_value()
             kind = str(result.type().name())
         except Exception as error:
-            return Outcome(unknown=f"{NEEDS_KUBERNETES} ({error})")
+            return SelectorResult(unknown=f"{NEEDS_KUBERNETES} ({error})")
         if isinstance(value, bool):
-            return Outcome(selected=value)
+            return SelectorResult(selected=value)
         found = _MISSING_KEY.search(str(value))
         if found is not None:
-            return Outcome(error=f"no such key: {found[1]}")
-        return Outcome(unknown=f"{NEEDS_KUBERNETES} (result of type {kind})")
+            return SelectorResult(error=f"no such key: {found[1]}")
+        return SelectorResult(unknown=f"{NEEDS_KUBERNETES} (result of type {kind})")
 
 
 def _variables(device: Mapping[str, Any], domains: set[str]) -> Mapping[str, Any] | None:

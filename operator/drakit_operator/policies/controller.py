@@ -94,7 +94,7 @@ class PolicyController:
         self, name: str, *, write: Callable[[Object], None] | None = None
     ) -> float | None:
         """
-        Reconcile a policy of the world. Return after how many seconds to do it again.
+        Reconcile a policy of the world. Return the seconds until the next call.
 
         :param write: receives the changes of the status, if the caller writes it.
         :raises ApiError: the API server does not respond.

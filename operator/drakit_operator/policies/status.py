@@ -63,7 +63,7 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _NodeState:
     """The state of the policy on one node."""
 
     node: str
@@ -113,7 +113,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
     )
 
 
-def _unknown(condition: str, answers: Sequence[_Answer]) -> Condition | None:
+def _unknown(condition: str, answers: Sequence[_NodeState]) -> Condition | None:
     """Return a condition that no node has reported yet."""
     if not answers:
         message = (
@@ -127,7 +127,7 @@ def _unknown(condition: str, answers: Sequence[_Answer]) -> Condition | None:
     return None
 
 
-def _accepted(answers: Sequence[_Answer], policy: PolicyFacts, class_problem: str) -> Condition:
+def _accepted(answers: Sequence[_NodeState], policy: PolicyFacts, class_problem: str) -> Condition:
     if class_problem:
         return Condition("Accepted", "False", "DeviceClassConflict", class_problem)
     if refused := [each for each in answers if each.state == "refused"]:
@@ -150,7 +150,7 @@ _NOT_APPLIED = {
 """The reasons by the state of a node, the most serious first."""
 
 
-def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> Condition:
+def _applied(answers: Sequence[_NodeState], policy: PolicyFacts, applied: int) -> Condition:
     if not answers and (unknown := _unknown("Applied", answers)):
         return unknown
     message = f"{applied} of {plural(len(answers), 'node')} apply generation {policy.generation}; "
@@ -177,7 +177,7 @@ def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> C
 
 
 def _conflicting(
-    answers: Sequence[_Answer], conflicts: Sequence[Object], same_resource: str
+    answers: Sequence[_NodeState], conflicts: Sequence[Object], same_resource: str
 ) -> Condition:
     if same_resource:
         return Condition("Conflicting", "True", "ExtendedResourceUsedTwice", same_resource)
@@ -216,7 +216,7 @@ def _same_resource(policy: PolicyFacts, world: World) -> str:
     )
 
 
-def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
+def _answers(policy: PolicyFacts, world: World) -> Iterator[_NodeState]:
     nodes = world.of(NodeFacts)
     for report in world.of(ReportFacts).values():
         if report.driver != DRIVER or report.outdated:
@@ -230,34 +230,34 @@ def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
         yield _answer(policy, report)
 
 
-def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
+def _answer(policy: PolicyFacts, report: ReportFacts) -> _NodeState:
     name, uid, node = policy.name, policy.uid, report.node
     found = next((each for each in report.policies if each.name == name), None)
     nothing = PolicyReport(name=name, uid=uid, observed_generation=0, matched=0, published=0)
     if found is None:
         omitted = report.policies_omitted
-        return _Answer(node, "applied" if omitted else "behind", nothing, listed=not omitted)
+        return _NodeState(node, "applied" if omitted else "behind", nothing, listed=not omitted)
     if found.uid != uid:  # it is about an earlier policy with the same name
-        return _Answer(node, "behind", nothing)
+        return _NodeState(node, "behind", nothing)
     if found.observed_generation != policy.generation:
-        return _Answer(node, "behind", found)
+        return _NodeState(node, "behind", found)
     in_effect = found.generation == policy.generation
     if found.problem and not in_effect:
-        return _Answer(node, "refused", found, found.problem)
+        return _NodeState(node, "refused", found, found.problem)
     # A driver that refuses its policies does not apply the new generation.
     if problem := report.refused or found.problem:
-        return _Answer(node, "problem", found, problem)
+        return _NodeState(node, "problem", found, problem)
     if not in_effect:
-        return _Answer(node, "behind", found)
+        return _NodeState(node, "behind", found)
     if found.in_use:
         example = found.in_use_by and f", such as: {found.in_use_by}"
         message = (
             f"claims hold {plural(found.in_use, 'device')} in a form that the policy no longer "
             f"offers{example}; delete the pods that use them"
         )
-        return _Answer(node, "in use", found, message)
-    return _Answer(node, "applied", found)
+        return _NodeState(node, "in use", found, message)
+    return _NodeState(node, "applied", found)
 
 
-def _names(answers: Sequence[_Answer]) -> str:
+def _names(answers: Sequence[_NodeState]) -> str:
     return cut([each.node for each in answers], NAMED)

@@ -1,4 +1,4 @@
-"""Drivers whose preparing goes wrong: at the first time, again, or beside others."""
+"""Drivers whose prepare is wrong: the first time, the second time, or with concurrent calls."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class OtherAttributes(Tidy):
 
 
 class BelievesItsNotes(Tidy):
-    """It skips a claim that its notes list as prepared, after a reboot as well."""
+    """Skips a claim that its notes list as prepared, even after a reboot."""
 
     def make(self, claim, device, mode):
         if not self.note(claim, device).exists():
@@ -134,7 +134,7 @@ class AllOrNothing(Tidy):
 
 
 class OneAnswer(Tidy):
-    """It answers only the first of several claims."""
+    """Returns a result for only the first of several claims."""
 
     async def prepare_claims(self, claims):
         first = claims[0]
@@ -142,7 +142,7 @@ class OneAnswer(Tidy):
 
 
 class FormerClaim(Tidy):
-    """The first claim of a device is remembered for ever."""
+    """Remembers the first claim of a device forever."""
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)
@@ -164,7 +164,7 @@ class FormerName(FormerClaim):
 
 
 class ByClaim(Tidy):
-    """Remembers by the claim alone what it has given."""
+    """Uses only the claim as the key of its results."""
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)
@@ -201,7 +201,7 @@ class HoldsInterpreter(Tidy):
 
 
 class LeaksCancelled(Tidy):
-    """A call that is cancelled leaves the device marked as busy."""
+    """Leaves the device marked as busy after a canceled call."""
 
     seconds = 0.3
 
@@ -223,7 +223,7 @@ class LeaksCancelled(Tidy):
 
 
 class HalfDone(Tidy):
-    """A prepare that was cut off is in the way of the next one, whatever unprepare says."""
+    """An interrupted prepare prevents the next one, even after unprepare."""
 
     async def prepare(self, claim, device):
         half = self.config.root / f"half-{device.name}"
@@ -258,7 +258,7 @@ class NeedsLabels(Tidy):
 
 
 class StopsOverParameters(Tidy):
-    """Its stream ends over parameters that it does not know."""
+    """Ends its stream because of unknown parameters."""
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)
@@ -306,7 +306,7 @@ class FormerMode(DeviceParameters):
 
 
 class Versioned(Tidy):
-    """Its parameters have two versions."""
+    """Has two versions of parameters."""
 
     parameters_type = Mode
     parameter_versions = (

@@ -58,7 +58,7 @@ class Shuffled(Tidy):
 
 
 class NoFallback(Tidy):
-    """Its devices have a field that few API servers know, and there are no others."""
+    """Publishes devices with a field that few API servers support, and no fallback."""
 
     def listed(self):
         return [replace(d, extra={"inNoRelease": {"a": 1}}) for d in super().listed()]

@@ -60,7 +60,7 @@ class ManyControllers(OneController):
 
 
 class Panels(Tidy):
-    """Without a fault: beside its lamps it has a panel, as a whole or in two halves."""
+    """Has no fault: in addition to its lamps, it has a panel, as a whole or in two halves."""
 
     async def devices(self):
         light = CounterSet(name="panel", counters={"light": "4"})

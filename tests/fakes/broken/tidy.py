@@ -1,7 +1,8 @@
 """
-The driver that keeps all rules: lamps that claims have alone, and a rail whose light they share.
+The driver that follows all rules: lamps for a single claim each, and a rail whose light claims
+share.
 
-What it makes for a claim is a directory below ``run``, which a reboot empties; what it notes is a
+The driver creates a directory for each claim below ``run``, which a reboot empties, and a note in a
 file below ``notes``, which stays. Both are named after claim and device, so that any process finds
 them.
 """
@@ -75,7 +76,7 @@ class Tidy(Driver[TidyConfig]):
         ]
 
     def mode(self, device) -> str:
-        """Give what the user wants; raise DriverError if that is nothing."""
+        """Return the requested mode. Raise DriverError if it is invalid."""
         mode = "bright"
         for config in device.configs:
             if unknown := sorted(config.keys() - {"mode"}):

@@ -45,7 +45,7 @@ class OwnMemory(Tidy):
 
 
 class KeepsDevice(Tidy):
-    """A lamp is its first claim's for ever."""
+    """Keeps a lamp for its first claim forever."""
 
     def make(self, claim, device, mode):
         self.notes.mkdir(exist_ok=True)

@@ -1,5 +1,5 @@
-"""The driver of examples/nvidia over a machine with enough GPUs for all rules of the conformance
-kit. It must not know the rules."""
+"""The driver of examples/nvidia on a machine with enough GPUs for all rules of the conformance
+kit."""
 
 from dataclasses import replace
 

@@ -1,9 +1,9 @@
 """
 NVIDIA's Python binding of NVML without NVIDIA's hardware: the functions, constants and errors that
-examples/nvidia uses, over a machine that tests change.
+examples/nvidia uses, on a machine that tests change.
 
-A folder of its own, so that it is imported as ``pynvml`` where the real binding is not installed.
-It must not know the driver.
+The module has its own folder, so that it can be imported as ``pynvml`` where the real binding is
+not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asking Kubernetes' allocator of the cluster's release: its verdict, and no answer."""
+"""Queries of Kubernetes' allocator for the cluster's release: a verdict, or no result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.asking import Question
 from drakit_explain.cel.allocator import Allocator
+from drakit_explain.queries import Query
 from drakit_explain.verdicts import VerdictOutcome
 
 PROGRAM = """#!{python} -ISu
@@ -27,7 +27,7 @@ for line in sys.stdin:
     sys.stdout.flush()
 """
 FITS = '{"verdicts": [{"outcome": "allocated", "results": [[{"driver": "d"}]]}]}'
-QUESTION = Question(key=1, claims=1, body=b'{"nodes":[{}]}', minor=36)
+QUESTION = Query(key=1, claims=1, body=b'{"nodes":[{}]}', minor=36)
 
 
 class Installed:

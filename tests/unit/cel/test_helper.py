@@ -1,4 +1,4 @@
-"""The client of drakit-cel, beside programs that misbehave in every way a program can."""
+"""The client of drakit-cel, with programs that misbehave in every possible way."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from drakit_explain.cel.helper import (
     Helper,
     HelperError,
     LateError,
-    QuestionError,
+    QueryError,
     find_helper,
     find_release,
 )
-from drakit_explain.selectors import FeatureGates, Outcome
+from drakit_explain.selectors import FeatureGates, SelectorResult
 
 PROGRAM = """#!{python} -ISu
 import json, os, signal, sys, time
@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 GOOD = "    pass"
 DEVICES = [{"driver": "a"}] * 3
-SELECTED = [Outcome(selected=True)] * 3
+SELECTED = [SelectorResult(selected=True)] * 3
 
 
 class Place:
@@ -134,7 +134,7 @@ def test_a_process_that_died_since_the_last_question_is_replaced(place):
 )
 def test_a_question_that_gets_no_answer_costs_itself_only(place, behavior):
     place.install(behavior)
-    with pytest.raises(QuestionError, match="drakit-cel"):
+    with pytest.raises(QueryError, match="drakit-cel"):
         place.helper.select("poison", DEVICES)
     assert len(place.starts) <= 2
     assert place.helper.select("true", DEVICES) == SELECTED
@@ -175,7 +175,7 @@ def test_output_that_nobody_asked_for_is_no_answer_to_the_next_question(place):
 def test_an_answer_that_does_not_end_is_bounded(place, monkeypatch):
     monkeypatch.setattr("drakit_explain.cel.helper.MAX_ANSWER", 1 << 20)
     place.install("    while poisoned: say('x' * 65536)")
-    with pytest.raises(QuestionError, match="more than 1048576 bytes"):
+    with pytest.raises(QueryError, match="more than 1048576 bytes"):
         place.helper.select("poison", DEVICES)
 
 
@@ -194,7 +194,7 @@ def test_a_program_that_does_not_work_is_started_again_after_a_pause(place, beha
         place.install(behavior, preamble=preamble)
     with pytest.raises(HelperError, match="does not work") as first:
         place.helper.select("true", DEVICES)
-    assert not isinstance(first.value, QuestionError)
+    assert not isinstance(first.value, QueryError)
     starts = len(place.starts)
     assert starts <= 1
 

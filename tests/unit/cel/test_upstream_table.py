@@ -1,4 +1,4 @@
-"""The Python library's outcomes beside Kubernetes' own table of CEL selectors."""
+"""The Python library's results, compared with Kubernetes' own table of CEL selectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The allocator's verdicts by way of the client, beside programs that give wrong answers."""
+"""The client's verdicts of the allocator, with programs that return wrong responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from drakit_daemon.backoff import Backoff
 from drakit_explain import verdicts
-from drakit_explain.cel.helper import Helper, QuestionError
+from drakit_explain.cel.helper import Helper, QueryError
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 
 PROGRAM = """#!{python} -ISu
@@ -68,7 +68,7 @@ def test_nothing_is_certain_if_the_allocator_does_not_know_a_field(place):
 
 def test_a_question_that_is_too_large_is_not_asked(place, monkeypatch):
     monkeypatch.setattr("drakit_explain.cel.helper.MAX_BYTES", 10)
-    with pytest.raises(QuestionError, match="more than 10 bytes"):
+    with pytest.raises(QueryError, match="more than 10 bytes"):
         ask(place)  # no program is installed
 
 
@@ -91,7 +91,7 @@ def test_a_question_that_is_too_large_is_not_asked(place, monkeypatch):
 )
 def test_a_wrong_answer_costs_its_question_only(place, answer):
     place.answer(answer)
-    with pytest.raises(QuestionError, match="drakit-cel"):
+    with pytest.raises(QueryError, match="drakit-cel"):
         ask(place)
     place.helper.close()
     place.answer('dict(verdicts=[dict(outcome="allocated")] * 2)')

@@ -64,7 +64,7 @@ class Write:
         facts = PolicyFacts(name=policy, uid=uid, generation=1, class_name=name)
         made = desired_class(facts, api_version="resource.k8s.io/v1")
         assert made is not None
-        # An operator that runs beside the test would delete the class as one of the policy.
+        # An operator that runs during the test would delete the class as one of the policy.
         del made["metadata"]["labels"]
 
         def edited(edit: Edit | None) -> Object | None:
@@ -136,7 +136,7 @@ _finalizer: Edit = lambda body: body["metadata"].update(finalizers=["class.test/
 _continued = 'x" || "" == "'
 
 WRITES = (
-    # What the operator does.
+    # The writes of the operator.
     Write(name="create"),
     Write(name="create-with-an-extended-resource", new=_spec(extendedResourceName=f"{PREFIX}a")),
     Write(name="restore-the-selector", old=_widened),

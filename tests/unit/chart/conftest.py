@@ -85,7 +85,7 @@ def render(helm: Helm) -> Render:
 
 @pytest.fixture(scope="session")
 def refusal(helm: Helm) -> Callable[[dict[str, Any]], str]:
-    """Render the chart with values that it must refuse; return what helm says."""
+    """Render the chart with values that it must reject. Return helm's message."""
 
     def refused(values: dict[str, Any]) -> str:
         done = helm("template", "drakit", str(CHART), "--kube-version", "1.36.3", values=values)

@@ -89,7 +89,7 @@ def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
                 name = name.replace(word, path)
             shown.add((name, access))
     assert shown == mounted
-    # `control` beside the database takes commands from user 0.
+    # `control`, next to the database, accepts commands from user 0.
     assert "/run/udev/data" in {path for path, _ in mounted}
 
 

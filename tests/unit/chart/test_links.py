@@ -20,7 +20,7 @@ FILES = [
 
 
 def targets(text: str) -> list[str]:
-    """The pages to which a text links, by address or by the chart's helper."""
+    """Return the pages that a string links to, by URL or by the chart's helper."""
     return [one or other for one, other in LINK.findall(text)]
 
 

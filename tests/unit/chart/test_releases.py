@@ -23,7 +23,7 @@ VENDOR: dict[str, Any] = {
     "operator": {"enabled": False},
     "nodeplugin": {"drivers": [{"driver": "camera:Camera"}]},
 }
-"""A vendor's release beside drakit: a driver of its own."""
+"""A vendor's release in addition to drakit, with its own driver."""
 
 
 def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:

@@ -40,7 +40,7 @@ def test_a_plain_install_runs_no_hook_because_helm_installs_the_definitions(rend
 
 
 def test_an_upgrade_applies_definitions_that_the_cluster_lacks_first(render):
-    # Helm finds no definition in the cluster, because this render has none.
+    # Helm finds no definition in the cluster, because this render does not have a cluster.
     found = hooks(render(upgrade=True))
     assert found["Job", "drakit-setup-crds"] == ["pre-install", "pre-upgrade"]
 

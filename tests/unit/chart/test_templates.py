@@ -131,7 +131,7 @@ def test_no_mount_contains_the_volumes_of_others(render, tmp_path, values):
 
 
 def test_what_is_mounted_below_the_hosts_devices_is_read_only_as_well(render):
-    """`readOnly` alone leaves /dev/shm and its like writable."""
+    """`readOnly` by itself leaves nested mounts such as /dev/shm writable."""
     mounts = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     (dev,) = [mount for mount in mounts if mount["name"] == "dev"]
     assert (dev["readOnly"], dev["recursiveReadOnly"]) == (True, "IfPossible")

@@ -1,4 +1,4 @@
-"""What the pods may do: their tokens, the rules of RBAC, and the nodes that they tolerate."""
+"""The permissions of the pods: their tokens, RBAC rules, and tolerated nodes."""
 
 from __future__ import annotations
 

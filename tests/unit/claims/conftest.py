@@ -93,7 +93,7 @@ class Plugin:
         )
         self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
-        """The answers so far, by UID."""
+        """The results so far, by UID."""
         self.steps: list[dict[str, float]] = []
         """The seconds of each step, of each prepare that has ended."""
         self.seconds: list[float] = []

@@ -134,7 +134,7 @@ async def test_shares_and_exclusive_claims_of_one_device(checkpoint, first, seco
 
     assert outcome.held["uid-b"].device == wanted.devices[1]
     assert outcome.held["uid-b"].holder.uid == "uid-a"
-    # What was refused holds nothing of what it wanted.
+    # A rejected claim holds none of its devices.
     assert "uid-c" in outcome.written
     await delete(checkpoint, list((await checkpoint.find(["uid-a"])).values()))
     assert set((await checkpoint.write([on("b", "cam-0", **second)])).written) == {"uid-b"}

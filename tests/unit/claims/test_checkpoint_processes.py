@@ -115,7 +115,7 @@ with open(sys.argv[1] + "-shm", "r+b") as file:
 
 
 async def test_a_log_that_another_program_checkpoints_at_the_moment_is_not_damaged(start):
-    """An admin's sqlite3, for example, beside a node plugin that is killed and starts again."""
+    """An example is an admin's sqlite3, while a node plugin is killed and starts again."""
     writer = start(WRITE)
     assert [writer.next_line() for _ in range(4)] == ["open", "0", "1", "2"]
     holder = start(HOLD_CHECKPOINT_LOCK)

@@ -32,7 +32,7 @@ class Recorder:
 
 
 class Engine:
-    """Returns the answers of the test, each after some seconds."""
+    """Returns the results of the test, each after some seconds."""
 
     def __init__(self) -> None:
         self.answers: dict[str, ClaimAnswer] = {}

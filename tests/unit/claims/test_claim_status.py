@@ -116,7 +116,7 @@ def prepared(
     had_status: bool | None = False,
     **devices: PreparedDevice | None,
 ) -> None:
-    """The kubelet got the answer for a claim with these devices."""
+    """Report that the kubelet has received the result for a claim with these devices."""
     answer = ClaimAnswer(
         devices=tuple(
             KubeletDevice(requests=("main",), pool=NODE, device=name.replace("_", "-"), cdi_ids=())
@@ -261,7 +261,7 @@ async def test_an_unprepare_after_a_restart_removes_what_is_there_of_its_node(wo
     manager = f"{DRIVER}/drakit-nodeplugin"
     world.server.owned["claim-a", manager] = [(DRIVER, pool or NODE, "cam-0", None)]
     statuses = world.statuses()
-    # The answer of a claim that was prepared before comes from the checkpoint.
+    # The result of a claim that was prepared before comes from the checkpoint.
     statuses.finished(reference("a"), "prepare", ClaimAnswer(), 0.1)
     async with running(statuses.run()):
         unprepared(statuses, "a")

@@ -103,7 +103,7 @@ async def test_a_row_that_has_changed_since_it_was_inspected_is_kept(plugin, tmp
 
 
 async def test_requests_for_several_claims_are_answered_together(plugin):
-    """A claim that is gone already counts as forgotten."""
+    """A claim that is already gone is treated as forgotten."""
     rows = [await row(plugin, uid) for uid in (A, B)]
     await plugin.unprepare(reference(A))
     async with answering(plugin), asyncio.TaskGroup() as group:

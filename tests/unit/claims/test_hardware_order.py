@@ -58,7 +58,7 @@ class Checked(Watched):
 
 
 class Failing(Watched):
-    """Its call for several claims fails."""
+    """Fails in its call for several claims."""
 
     async def prepare_claims(self, claims: Any) -> Any:
         raise DriverError("the card is broken")

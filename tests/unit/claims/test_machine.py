@@ -1,8 +1,9 @@
 """
-A machine that does to an engine, in any order, what kubelets, schedulers, admins and power cuts do.
+A state machine that acts on an engine, in any order, like kubelets, schedulers, admins and power
+failures.
 
-Beside it goes a model of a few dictionaries. After each step both must agree: on every answer, on
-the checkpoint's rows, on CDI files, and on what the driver has really done to its devices.
+It also updates a model of a few dictionaries. After each step, both must agree: on every result, on
+the checkpoint's rows, on CDI files, and on the driver's actions on its devices.
 """
 
 from __future__ import annotations
@@ -351,7 +352,7 @@ class Engine(RuleBasedStateMachine):
         return row is not None and row.prepared and row.boot == self.boot
 
     def _undone(self, uid) -> bool:
-        """Undo a row as far as the driver permits; return whether it is gone."""
+        """Undo a row if the driver allows it. Return whether it is gone."""
         row = self.rows[uid]
         # Without side effects there is nothing that a driver would have to undo.
         free = not self.side_effects or not (
@@ -379,7 +380,7 @@ class Engine(RuleBasedStateMachine):
         )
 
     def _expect_prepare(self, uid) -> tuple[str, ...] | None:
-        """Return the devices of the answer; None if the call must fail."""
+        """Return the devices of the result. None if the call must fail."""
         row, wanted = self.rows.get(uid), self.api.get(uid)
         if not self.claims.answers:
             return row.devices if row is not None and self._current(uid) else None

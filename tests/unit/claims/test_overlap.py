@@ -84,8 +84,8 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
 
 
 async def test_only_a_claim_that_consumes_the_counter_is_named_as_holder(plugin):
-    """After an inventory has shrunk, a claim that does not fit alone has no holder, and 0 always
-    fits."""
+    """After an inventory has shrunk, a claim that does not fit by itself has no holder, and 0
+    always fits."""
     card = CounterSet(name="card", counters={"memory": "10Gi", "engines": "2"})
     engine = {"card": {"memory": "0", "engines": "1"}}
     plugin.inventories.list(

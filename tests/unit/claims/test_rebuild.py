@@ -89,7 +89,7 @@ def rebuild(kubelet, claims):
 
 @pytest.fixture
 async def lost(start, lose, claims):
-    """Prepare claim a, and lose its entry; return the plugin and the answer to that prepare."""
+    """Prepare claim a, and lose its entry. Return the plugin and the result of that prepare."""
     claims.store(claim_body("a", "cam-0"))
     answer = await (await start()).prepare(reference("a"))
     return await lose(), answer
@@ -136,7 +136,7 @@ async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_reb
 async def test_the_number_of_a_rebuilt_claim_goes_to_no_other_device(
     start, lose, claims, kubelet, devices, rebuild, confirmed
 ):
-    """Its CDI file has the number, and its container can still open it."""
+    """The CDI file of the claim has the number, and its container can still open it."""
 
     def node(identity: str) -> DeviceNode:
         return DeviceNode(path="/dev/tty", type="c", major=188, minor=0, identity=identity)
@@ -161,7 +161,7 @@ async def test_the_number_of_a_rebuilt_claim_goes_to_no_other_device(
 
 
 async def test_claims_and_held_devices_are_unknown_until_they_are_rebuilt(lost, kubelet, rebuild):
-    """None would let a backend's driver be forgotten, and devices be counted as free."""
+    """An empty list would make a backend's driver be forgotten, and devices be treated as free."""
     plugin, _ = lost
     for query in (plugin.checkpoint.states, plugin.checkpoint.devices_in_use):
         with pytest.raises(CheckpointError, match="is being rebuilt"):

@@ -1,4 +1,4 @@
-"""The CDI files of claims: written texts are read back, and a failure affects only its claim."""
+"""The CDI files of claims: written files are read back, and a failure affects only its claim."""
 
 from __future__ import annotations
 

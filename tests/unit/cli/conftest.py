@@ -69,7 +69,7 @@ class Site:
 
 @pytest.fixture
 def site(capsys):
-    # Not pytest's folder: the path of a socket has 107 bytes at most.
+    # pytest's folder is too deep: the path of a socket has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="drakit-"))
     yield Site(root, capsys)
     shutil.rmtree(root)

@@ -17,7 +17,7 @@ from drakit_cli.new import MAX_NAME
 from drakit_formats import crds
 
 DEVICE_DRIVER = f"{crds.API_VERSION}/DeviceDriver"
-"""What a cluster with drakit's definitions has, for Helm."""
+"""An API version and kind that a cluster with drakit's definitions has, for Helm."""
 
 LONGEST = "rack-" * (MAX_NAME // 5 - 1) + "lamps"
 

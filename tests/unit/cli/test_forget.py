@@ -130,7 +130,7 @@ async def test_what_was_prepared_before_a_reboot_needs_no_force(site):
 
 @pytest.fixture
 async def plugin(site):
-    """The checkpoint of an active instance that answers no request."""
+    """The checkpoint of an active instance that does not respond to requests."""
     path = site.path()
     lock = DriverLock(DRIVER, path.parent, instance_uid="pod-1")
     assert await lock.try_acquire()

@@ -304,7 +304,7 @@ def test_it_follows_all_rules(tmp_path):
 
 @needs_go
 def test_the_module_is_built_from_a_module_proxy_without_the_checkout(tmp_path):
-    """What a vendor does once the module is published, with a proxy in a folder."""
+    """This is a vendor's workflow once the module is published, with a proxy in a folder."""
     proxy = tmp_path / "proxy"
     run(ROOT, "tools.go_proxy", str(proxy), "--version", "v0.3.0")
     project = write(tmp_path / "lamps", "--language", "go")

@@ -1,4 +1,4 @@
-"""A release is removed when nothing uses its devices, and from every node that answers."""
+"""A release is removed when nothing uses its devices, and from every node that responds."""
 
 from __future__ import annotations
 

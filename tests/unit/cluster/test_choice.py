@@ -14,7 +14,7 @@ from e2e.cluster.local.records import Process, Record
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """Put a `docker` on the PATH that answers with the given code."""
+    """Put a `docker` on the PATH that exits with the given code."""
     monkeypatch.setenv("CLUSTER", "auto")
     monkeypatch.delenv("KUBERNETES", raising=False)
     monkeypatch.setattr(engine, "ROOT", tmp_path / "no-engine")

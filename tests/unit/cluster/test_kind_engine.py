@@ -1,4 +1,4 @@
-"""The private Docker engine, as far as no root is needed: record, command line, processes."""
+"""The private Docker engine, without the parts that need root: record, command line, processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the definition of DeviceMaintenance refuses, and that it allows what the operator writes."""
+"""The definition of DeviceMaintenance rejects invalid objects, and allows the operator's writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START, END = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 
 
 def problems(spec: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
-    """What the schema and its rules refuse."""
+    """Return the errors of the schema and its rules."""
     found = [each.message for each in jsonschema.Draft202012Validator(SPEC).iter_errors(spec)]
     if found:
         return found

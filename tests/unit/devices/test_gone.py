@@ -177,7 +177,7 @@ async def test_each_device_of_two_pools_and_two_endpoints_has_its_own_delay(node
 async def test_a_withdrawn_device_is_gone_and_its_pods_are_not_evicted_until_it_is_unplugged(
     node: Node, after_seconds: float
 ):
-    """It may have been unplugged before, when it returns without a policy that matches it."""
+    """The device may have been unplugged before, if it returns without a policy that matches it."""
     node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:
         manager.replaced(DRIVER, evicting("a", "b", "c"))
@@ -216,7 +216,7 @@ async def test_pods_learn_what_their_containers_have_of_a_device_that_is_gone(no
 
 
 async def test_a_device_that_can_no_longer_be_published_does_not_evict_its_pods(node: Node):
-    """It is still there: its driver has a bug."""
+    """The device still exists: its driver has a bug."""
     node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:
         manager.replaced(DRIVER, evicting("a", "b", "c"))
@@ -488,7 +488,7 @@ async def test_a_restart_keeps_a_gone_device_as_it_is(node: Node, listing, word)
 
 
 async def test_after_a_restart_the_attributes_of_a_gone_device_are_known(node: Node):
-    """Its claim is prepared again, and its container reads them in a metadata file."""
+    """The claim is prepared again, and its container reads the attributes in a metadata file."""
     front = Device(name="a", attributes={"model": "x"})
     node.store.used = {NODE: {"a"}}
     async with node.plugin() as manager:

@@ -1,4 +1,4 @@
-"""Devices that do not fit beside unpreparing claims, and are tainted meanwhile."""
+"""Devices that do not fit while claims are unprepared are tainted in the meantime."""
 
 from __future__ import annotations
 

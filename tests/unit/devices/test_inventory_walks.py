@@ -169,7 +169,7 @@ class Host:
         self.endpoint.follow_claims()
 
     def publish(self) -> None:
-        """Write what the publisher would write."""
+        """Write the slices that the publisher would write."""
         endpoint = self.endpoint
         endpoint.let_go([key for key in endpoint.gone() if key not in self.held])
         if endpoint.phase is Phase.AWAITED:

@@ -1,5 +1,6 @@
 """
-Each alert rule fires in its case, alone, and none fires while nothing is wrong: by `promtool`.
+Only the intended alert rule fires in each case, and none fires while nothing is wrong, according to
+`promtool`.
 
 Each case is a healthy cluster of two nodes in which few series differ. It ends shortly after the
 time that the rule waits.
@@ -100,7 +101,7 @@ def healthy() -> dict[str, str]:
                 add("drakit_devices", constant(number), pool=node, state=state, **labels)
             for bound, rate in (("0.01", 10), ("0.5", 10), ("2.5", 10), ("+Inf", 10)):
                 add(TRANSACTIONS, rising(rate), le=bound, **labels)
-            # A user's mistakes are no alert.
+            # A user's mistakes must not cause an alert.
             labels = {"operation": "prepare", "reason": "BadConfig", **labels}
             add("drakit_claim_errors_total", rising(1), **labels)
     return found
@@ -262,7 +263,7 @@ def minutes(text: str) -> int:
 
 
 def firing(at: int, *alerts: Mapping[str, str]) -> dict[str, Any]:
-    """What fires at a minute: these alerts, and no other."""
+    """Return a check that exactly these alerts fire at a minute."""
     samples = [{"labels": selector("ALERTS", labels), "value": 1} for labels in alerts]
     return {
         "expr": 'ALERTS{alertstate="firing"}',

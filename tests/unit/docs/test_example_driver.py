@@ -1,4 +1,4 @@
-"""examples/driver: the rotors do what their README says, and the files beside them fit them."""
+"""examples/driver: the rotors behave as the README describes, and the other files match them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_a_picture_has_a_title_and_loads_nothing(path):
     assert root.findtext(f"{SVG}title")
     assert root.findtext(f"{SVG}desc")
     assert "prefers-color-scheme: dark" in text
-    # A URL in a text is only shown.
+    # A URL in text is only shown.
     values = [value for each in root.iter() for value in each.attrib.values()]
     values += [each.text or "" for each in root.iter(f"{SVG}style")]
     loads = re.compile(r"https?://|@import|@font-face|url\((?!#)")

@@ -14,7 +14,7 @@ from tests.unit.endpoints.camera import CLAIM, NODE, Camera, Listener, new_endpo
 
 
 class Plain(Driver[DriverConfig]):
-    """Yields what a test puts into its queue."""
+    """Yields the inventories that a test puts into its queue."""
 
     name = Camera.name
 

@@ -30,7 +30,7 @@ LAMP, TORCH = "lamps.example.com/lamp", "lamps.example.com/torch"
 
 
 class Lamps(Driver):
-    """What the test says: `listed`, `end`, `work`."""
+    """A driver that the test controls: `listed`, `end`, `work`."""
 
     name = "lamps.example.com"
     side_effects = False

@@ -64,7 +64,7 @@ def test_an_instance_that_is_replaced_while_it_stops_leaves_the_new_socket(socke
         own = path.lstat().st_ino
 
         def replaced(_: Path) -> tuple[int, ...] | None:
-            """The second instance comes after the first one has read what is there."""
+            """The second instance starts after the first one has read the existing files."""
             monkeypatch.undo()
             found = socket_identity(path)
             second.publish()

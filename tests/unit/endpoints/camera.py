@@ -23,7 +23,7 @@ CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
 DEVICE = AllocatedDevice(name="cam-0", pool=NODE, request="main")
 OTHER = AllocatedDevice(name="cam-1", pool=NODE, request="main")
 PREPARED = PreparedDevice(edits=Edits(env={"CAMERA": "0"}))
-"""What the camera returns."""
+"""The result of the camera."""
 
 
 class Behaviour:

@@ -1,4 +1,4 @@
-"""The output of a driver's thread: snapshots and texts, and no vendor code."""
+"""The output of a driver's thread: snapshots and strings, and no vendor code."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class PerBatch(Camera):
     def __init__(self) -> None:
         super().__init__()
         self.changes: dict[str, Any] = {}
-        """Wrong answers by UID; "nothing" omits an answer."""
+        """Wrong results by UID. "nothing" omits a result."""
 
     def answered(self, answers: dict[str, Any]) -> dict[str, Any]:
         answers |= self.changes
@@ -356,7 +356,7 @@ async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, 
 
 
 class OddAnswers(DirectEndpoint):
-    """Its connection answers as no driver of ours may."""
+    """A driver whose connection returns results that none of our drivers may return."""
 
     answer: Any = None
 

@@ -17,7 +17,7 @@ class Lab:
         self.ended: list[str] = []
 
     def call(self, name: str, *, seconds: float = 0.0, tail: float = 0.0) -> asyncio.Task:
-        """Begin a call that works for some seconds, and for some more when it is cancelled."""
+        """Start a call that works for some seconds, and for some more when it is canceled."""
 
         async def work() -> str:
             self.begun.append(name)
@@ -104,7 +104,7 @@ async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
     await asyncio.sleep(0)
 
     def run() -> None:
-        for _ in range(3):  # its arrival, its run, and its answer
+        for _ in range(3):  # its arrival, its run, and its result
             there.call_soon(there.stop)
             there.run_forever()
         there.close()

@@ -1,4 +1,4 @@
-"""The edits that an allow list entry permits, and the texts of refusals."""
+"""The edits that an allow list entry permits, and the messages of refusals."""
 
 from __future__ import annotations
 

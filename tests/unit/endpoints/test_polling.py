@@ -22,7 +22,7 @@ INVALID = "the driver answered {}, which is not a valid Health"
 
 
 class Lens(Driver[DriverConfig]):
-    """A driver whose answers the test controls."""
+    """A driver whose results the test controls."""
 
     name = "lens.example.com"
     health_period_seconds = 10.0
@@ -67,7 +67,8 @@ class Lab:
 
 @asynccontextmanager
 async def polled(driver: Driver, *names: str) -> AsyncIterator[Lab]:
-    """Poll the devices of these names. It is no fixture: these run on the real clock."""
+    """Poll the devices with these names. This is not a fixture, because fixtures run on the real
+    clock."""
     lab = Lab(driver)
     if names:
         lab.replaced(*names)

@@ -15,7 +15,7 @@ HERE = __name__.partition(".")[0]
 
 
 class FakeLoop:
-    """A loop that answers when the test requests it."""
+    """A loop that responds when the test requests it."""
 
     def __init__(self) -> None:
         self.waiting: list = []

@@ -9,7 +9,7 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 
 
 def test_fields_of_a_later_version_are_skipped():
-    # A number, eight bytes, four bytes, a text, and then the part that is known.
+    # A number, eight bytes, four bytes, a string, and then the known part.
     raw = b"\x50\x96\x01" + b"\x59" + bytes(8) + b"\x65" + bytes(4) + b"\x6a\x01x" + b"\x0a\x01a"
     assert list(parts(raw, frozenset({1}))) == [(1, b"a")]
 

@@ -37,7 +37,7 @@ def rendered(helm: Helm, example: Path, kind: str, **values: Any) -> list[dict[s
 
 
 def of_kind(example: Path, kind: str) -> list[dict[str, Any]]:
-    """The objects of a kind in the manifests beside the chart."""
+    """Return the objects of a kind in the manifests next to the chart."""
     paths = [path for path in example.glob("*.yaml") if path.name != "values.yaml"]
     bodies = [body for path in sorted(paths) for body in yaml.safe_load_all(path.read_text())]
     return [body for body in bodies if body["kind"] == kind]

@@ -1,4 +1,4 @@
-"""What an answer never advises, and what it must name: each case was wrong advice once."""
+"""Advice that an explanation never gives, and facts that it must name: each case was wrong once."""
 
 from dataclasses import replace
 

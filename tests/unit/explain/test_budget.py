@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain import asking
-from drakit_explain.asking import NotAnsweredError
+from drakit_explain import queries
 from drakit_explain.availability import budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
@@ -14,6 +13,7 @@ from drakit_explain.devices import Amount, CounterSetFacts, TaintFacts
 from drakit_explain.model import Constraint, PodClaim, TemplateFacts, Toleration
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import project_pod
+from drakit_explain.queries import QueriesPendingError
 from drakit_explain.templates import template_problems
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.verdicts import VerdictOutcome
@@ -150,9 +150,9 @@ def passes_of(verdicts, find, most):
     for _ in range(MAX_PASSES):
         try:
             found, number = calls(find)
-        except NotAnsweredError:
+        except QueriesPendingError:
             questions = verdicts.take()
-            assert sum(len(each.body) for each in questions) < 2 * asking.MAX_BYTES
+            assert sum(len(each.body) for each in questions) < 2 * queries.MAX_BYTES
             for each in questions:
                 verdicts.keep(each, nothing(each))
         else:
@@ -225,7 +225,7 @@ def verdict_of(*facts):
 
 
 def slow(question):
-    """The allocator that has no answer about many devices."""
+    """The allocator, which has no result about many devices."""
     if question.body.count(b'"numa"') > 64:
         return AllocatorVerdict(
             outcome=VerdictOutcome.UNDECIDED, text="the search did not end in time"

@@ -317,7 +317,7 @@ def test_a_bug_that_can_be_the_cause_is_named():
     ],
 )
 def test_what_a_pod_can_meet(pod, code, number):
-    """Its node needs no devices of its own for that."""
+    """The node does not need its own devices for that."""
     world, _ = on_node(a_node("v1.36.3"))
     behind = bug_behind(pod, code, world)
     assert number in behind

@@ -1,4 +1,4 @@
-"""What the kubelet and runtime report: the step that failed last, and messages with a remedy."""
+"""Reports of the kubelet and runtime: the step that failed last, and messages with a remedy."""
 
 from dataclasses import replace
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
@@ -13,6 +12,7 @@ from drakit_explain.model import Constraint, DeviceID, PodClaim, Share, TaintRul
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import Wanted
+from drakit_explain.queries import Query, Verdicts, answered
 from drakit_explain.trial import Trial, judge
 from drakit_explain.verdicts import VerdictOutcome
 from drakit_formats.resource.nodes import node_selector
@@ -349,7 +349,7 @@ def asked_about(world, *requests, constraints=()):
     world.apply(claim(*requests, constraints=constraints))
     evaluate_for(explainer, world, POD, Library())
     trial = trial_of(world, *requests, constraints=constraints)
-    asked: list[Question] = []
+    asked: list[Query] = []
 
     def counted(question):
         asked.append(question)

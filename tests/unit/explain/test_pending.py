@@ -298,7 +298,7 @@ ASKS_MULTIPLE = ClassFacts(name="any", uid="c", selectors=("device.allowMultiple
     ],
 )
 def test_an_answer_follows_each_of_its_inputs(before, after):
-    """An explainer that keeps its answers says what a new one says."""
+    """An explainer with cached results has the same results as a new one."""
     waiting = replace(POD_OF_ANY, claims=(*POD_OF_ANY.claims, PodClaim(name="x", claim="admin")))
     shared = (slice_on(name, device("g", shareable=name == "n2")) for name in ("n1", "n2"))
     start = (node("n1"), node("n2"), *shared, ANY, claim(request()), admin_claim(None))

@@ -1,4 +1,4 @@
-"""NodeDeviceReports and HostDevicePolicies: their facts, and the answers that quote them."""
+"""NodeDeviceReports and HostDevicePolicies: their facts, and the explanations that quote them."""
 
 from dataclasses import replace
 

@@ -9,9 +9,9 @@ from drakit_explain.devices import CapacityFacts, DeviceFacts, DeviceKind, ListV
 from drakit_explain.model import SliceFacts
 from drakit_explain.selectors import (
     BATCH,
-    Outcome,
     Reads,
     SelectorIndex,
+    SelectorResult,
     bring_up_to_date,
     evaluate,
     only_driver,
@@ -22,7 +22,7 @@ MODEL = 'device.attributes["d"].model == "x"'
 
 
 class Counting:
-    """Selects devices whose model is x, and keeps what it was asked."""
+    """Selects devices whose model is x, and records its calls."""
 
     def __init__(self, reads=None):
         self.asked = []
@@ -42,8 +42,8 @@ class Counting:
 
     def _outcome(self, model):
         if model is None:
-            return Outcome(error="no such key: model")
-        return Outcome(selected=model == {"string": "x"})
+            return SelectorResult(error="no such key: model")
+        return SelectorResult(selected=model == {"string": "x"})
 
 
 def published(*devices, name="s"):
@@ -215,14 +215,17 @@ def test_the_only_driver_that_an_expression_can_select(expression, driver):
 def test_an_expression_that_is_too_expensive_for_a_batch_is_not_evaluated_further(
     tolerable, batches
 ):
-    expensive = Outcome(unknown="too much", expensive=True)
+    expensive = SelectorResult(unknown="too much", expensive=True)
     asked = []
 
     class Limited(Counting):
         def select(self, expression, devices, **_):
             begin = sum(asked)
             asked.append(len(devices))
-            return [Outcome() if begin + i < tolerable else expensive for i in range(len(devices))]
+            return [
+                SelectorResult() if begin + i < tolerable else expensive
+                for i in range(len(devices))
+            ]
 
     outcomes = evaluate(Limited(), MODEL, [{}] * (3 * BATCH))
     assert len(asked) == batches
@@ -236,6 +239,6 @@ def test_a_selector_of_one_driver_needs_nothing_of_the_slices_of_others():
     index.learn({'device.driver == "e"': Reads()})
     needed = index.needed('device.driver == "e"', slices)
     assert [each["driver"] for each in needed.devices] == ["e"]
-    index.store(needed, [Outcome(selected=True)])
+    index.store(needed, [SelectorResult(selected=True)])
     found = [index.evaluated('device.driver == "e"', each).matches for each in slices]
     assert found == [0, 1]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.asking import Verdicts, answered
 from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
@@ -17,6 +16,7 @@ from drakit_explain.model import (
     SliceFacts,
     TemplateFacts,
 )
+from drakit_explain.queries import Verdicts, answered
 from drakit_explain.selectors import Reads, bring_up_to_date
 from drakit_explain.templates import class_problems, template_problems
 from tests.fakes.world import ask_allocator, device, node, on, world_of

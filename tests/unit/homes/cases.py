@@ -117,8 +117,8 @@ ALL = Device(
 FUSE = CounterSet(name="fuse", pool="usb", counters={"watts": "10"})
 
 _MALFORMED: Sequence[tuple[str, Mapping[str, Any], str, Collection[str], bool]] = (
-    # What, the fields, the sentence, the pods that are evicted, whether a message has the value.
-    # All limits of a device are in GOOD, BAD and CAPACITIES.
+    # The fields, the message, the pods that are evicted, and whether a protobuf message can have
+    # the value. All limits of a device are in GOOD, BAD and CAPACITIES.
     ("float", {"attributes": {"t": 40.5}}, "attribute 't' is of type float", {"usb/a"}, False),
     ("flag", {"evict_if_gone": 1}, "its evict_if_gone is of type int", {"usb/a"}, False),
     ("text", {"attributes": {"t": "é" * 33}}, "attribute 't' has more", {"usb/a"}, True),
@@ -272,7 +272,7 @@ LARGE = PreparedDevice(
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """An answer that fails a claim."""
+    """A result that fails a claim."""
 
     text: str
     """The beginning."""
@@ -285,7 +285,7 @@ Answer = Sequence[PreparedDevice] | Failed | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Called:
-    """A call, what the driver does in it, and the answers for its claims."""
+    """A call, the driver's actions in it, and the results for its claims."""
 
     id: str
     does: Mapping[str, Does]
@@ -293,7 +293,7 @@ class Called:
     operation: str = "prepare"
     claims: Sequence[Sequence[AllocatedDevice[Any]]] = ((ONE,), (TWO,))
     go: Sequence[Answer] | None = None
-    """The answers of a driver in Go, if they differ."""
+    """The results of a driver in Go, if they differ."""
     why: str = ""
     """Why they differ."""
     not_in: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -500,7 +500,7 @@ PARAMETERS: Mapping[str, Configured] = {
 # ---------------------------------------------------------------- health
 
 HEALTH: Mapping[str, tuple[object, Health, str]] = {
-    # What it reports, what becomes of it, and why Go cannot.
+    # The reported health, its effect, and why Go cannot report it.
     "unhealthy": (Health.unhealthy("hot"), Health.unhealthy("hot"), ""),
     "broken": (
         Health.unhealthy("hot", evict_pods=True),

@@ -57,7 +57,7 @@ HOMES = (PLUGIN, PROCESS, GO)
 
 @dataclass(frozen=True, kw_only=True)
 class Does:
-    """What the driver does in a call for one device. By default, it returns an edit."""
+    """The actions of the driver in a call for one device. By default, it returns an edit."""
 
     result: Any = None
     """An Edits or PreparedDevice, or something else that no driver should return."""
@@ -65,7 +65,7 @@ class Does:
     bug: bool = False
     pending: bool = False
     waits: bool = False
-    """Whether the work goes on until :meth:`Home.let`, also if the call is canceled."""
+    """Whether the work continues until :meth:`Home.let`, even if the call is canceled."""
     checks: bool = True
 
     def raised(self) -> None:
@@ -94,7 +94,7 @@ class Parameters(DeviceParameters):
 
 @dataclass
 class Script:
-    """What a driver does in Python, in any thread, and what it was asked."""
+    """The actions of a driver in Python, in any thread, and its calls."""
 
     listed: object = None
     health: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -158,11 +158,11 @@ class Home:
         self.program: Path | None = None
         """The Go driver."""
         self.server: Any = None
-        """Its process, or what serves it in this one; None in the node plugin."""
+        """The driver's process, or its server in this process. None in the node plugin."""
 
     @property
     def log(self) -> list[str]:
-        """What the driver was asked."""
+        """The calls of the driver."""
         return self.script.log
 
     async def list(self, inventory: object) -> None:
@@ -379,7 +379,7 @@ async def instance(home: Home, found: Found) -> AsyncIterator[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a slice, an Event and the pods of held devices make of two inventories."""
+    """The effects of two inventories on a slice, an Event and the pods of held devices."""
 
     published: Mapping[str, Device]
     rejected: Mapping[str, str]

@@ -101,7 +101,7 @@ async def test_a_list(kind: str, start, case: Listed):
 
 @pytest.mark.parametrize("part", range(3))
 async def test_devices_at_and_beyond_their_limits(start, part: int):
-    """All devices of the tables of the checks, each beside the others."""
+    """All devices of the tables of the checks, in one inventory."""
     bad = {f"bad-{n}": each for n, each in enumerate([*BAD.values(), *SHARED])}
     names = sorted(bad)[part::3]
     given_ = {name: (_named(name, bad[name][0]), bad[name][1]) for name in names}
@@ -168,7 +168,7 @@ async def test_a_call(home: Home, case: Called):
 
 
 def as_a_pod_sees(answer: Any) -> Any:
-    """Return an answer, or the failure that its CDI file would be."""
+    """Return a result, or the failure that its CDI file would be."""
     if not isinstance(answer, list | tuple):
         return answer
     try:

@@ -31,7 +31,7 @@ CLAIM = ClaimReference(namespace="lab", name="a", uid="uid-a")
 
 
 class Rows:
-    """The checkpoint, as far as devices are concerned."""
+    """The parts of the checkpoint that concern devices."""
 
     path = Path("/nowhere/checkpoint.db")
 

@@ -1,4 +1,4 @@
-"""What a process of the node plugin learns about the one before it."""
+"""A process of the node plugin reads the state of the previous one."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def machine(host: FakeHost) -> FakeHost:
 
 
 async def published(host: FakeHost, *, dangerous: bool = False, allowed: bool = True) -> Inventory:
-    """What is published if the policies and the chart allow dangerous devices, or do not."""
+    """Return the published inventory if the policies and the chart allow dangerous devices, or do
+    not."""
     allow = {"dangerous": "Always" if dangerous else "Never"}
     policies = {
         "mem": spec("mem", "/dev/m*", "/dev/z*", "/dev/alias", allow=allow),
@@ -205,7 +206,8 @@ ANY_MOUNT = {"container": {"mounts": [{"hostPath": "/etc/kubernetes", "container
 async def test_without_the_chart_s_value_a_policy_that_needs_it_publishes_nothing(
     machine, fields, problem
 ):
-    """Not even its harmless devices: without allow.dangerous, the policy would be invalid."""
+    """Even harmless devices are not published: without allow.dangerous, the policy would be
+    invalid."""
     policies = {
         "bad": {**fields, "allow": {"dangerous": "Always"}},
         "good": spec("tty", "/dev/ttyS1"),

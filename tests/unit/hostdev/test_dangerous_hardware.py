@@ -295,7 +295,8 @@ async def test_a_published_device_whose_descriptors_are_unreadable_stays_with_a_
 
 
 async def test_a_device_that_became_a_stick_is_not_prepared(host):
-    """Its firmware can change its descriptors; the device is judged again for each claim."""
+    """The firmware of a device can change its descriptors, so the device is checked again for each
+    claim."""
     host.parent(CONTROLLER, "pci")
     for number in (1, 2):
         host.usb_device(f"{BUS}/1-{number}", f"189:{number}", FTDI, node=True)

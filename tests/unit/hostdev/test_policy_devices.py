@@ -247,7 +247,7 @@ def test_a_policy_has_at_most_2048_devices_and_each_user_counts_as_one(mode, pub
 
 
 def test_no_name_passes_from_one_device_to_another():
-    """ttyS0 and ttys0 differ by case alone."""
+    """ttyS0 and ttys0 differ only by case."""
     upper, lower = device("ttyS0"), device("ttys0")
     both = names(policy("a"), [upper, lower])
     assert len(both) == 2

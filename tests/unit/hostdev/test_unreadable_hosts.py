@@ -1,4 +1,6 @@
-"""What cannot be read is unknown: published devices stay, tainted, and new ones wait."""
+"""
+If something cannot be read, it is unknown: published devices stay, tainted, and new ones wait.
+"""
 
 from __future__ import annotations
 

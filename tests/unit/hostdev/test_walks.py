@@ -61,7 +61,7 @@ class Hardware:
 
     @property
     def model(self) -> tuple[bool, str | None]:
-        """What no driver can tell from another one of the same model at one port."""
+        """The properties that a device shares with another one of the same model at one port."""
         return self.is_stick, self.serial
 
 
@@ -78,7 +78,7 @@ class Tenant:
     device: str
     shared: bool
     functions: frozenset[Function] = frozenset()
-    """What its container got last; empty before it is prepared."""
+    """The last functions that the container got. Empty before the device is prepared."""
 
     port: str | None = None
     numbers: set[Number] = field(default_factory=set)
@@ -146,7 +146,7 @@ class World:
         it.port = it.directory = None
 
     def ports_for(self, it: Hardware) -> list[str]:
-        """Free ports. An equal device in the port of a held one cannot be told from it."""
+        """Return the free ports. An equal device in the port of a held one looks the same."""
         taken = {each.port for each in self.hardware}
         return [
             port
@@ -168,8 +168,8 @@ class World:
         return any(name == it.name for t in self.tenants for name, _ in t.functions)
 
     def reach(self, tenant: Tenant) -> frozenset[Function]:
-        """Return what a tenant has, or can have when its containers restart. Hardware in another
-        port is other hardware: a twin could have moved there."""
+        """Return the hardware that a tenant has, or can have when its containers restart. Hardware
+        in another port is other hardware, because a twin could have moved there."""
         found = {f for n in tenant.numbers for f in self.nodes.get(n, ())}
         in_place = {each.name for each in self.hardware if each.port == tenant.port}
         return frozenset(found | {each for each in tenant.functions if each[0] in in_place})

@@ -1,4 +1,4 @@
-"""Folders by content: made once, whole or not at all, and not for ever."""
+"""Folders by content: made once, completely or not at all, and removed in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: read anew when old or refused, and kept when their source fails."""
+"""Tokens: read again when they are old or rejected, and kept when their source fails."""
 
 import asyncio
 import json
@@ -208,7 +208,7 @@ async def test_a_token_file_of_a_kubeconfig_is_read_again(api_server, tmp_path):
 
 
 async def test_an_exec_plugin_is_asked_again_when_its_token_is_refused(api_server, tmp_path):
-    """Its token is said to be good until 2099, so only the refusal can be the reason."""
+    """The token is valid until 2099, so only the rejection can be the reason."""
     answer = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",

@@ -166,7 +166,7 @@ async def test_a_renewal_whose_answer_was_lost_is_one_of_ours(cluster):
 async def test_a_stop_that_cuts_off_a_renewal_releases_the_lease(cluster):
     async with a_leader_and_a_candidate(cluster) as (first, _):
         lease = cluster.request("GET", LEASE)[1]
-        lease["spec"]["renewTime"] = "2026-01-01T00:00:00.000000Z"  # whose answer nobody reads
+        lease["spec"]["renewTime"] = "2026-01-01T00:00:00.000000Z"  # its response is lost
         cluster.request("PUT", LEASE, {}, lease)
         await first.stop()
         assert spec(cluster)["holderIdentity"] == ""

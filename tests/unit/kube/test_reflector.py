@@ -1,4 +1,6 @@
-"""Following a collection: what is resumed, what is listed anew, how long is waited."""
+"""
+Following a collection: when a watch is resumed, when all objects are listed again, and the waits.
+"""
 
 import asyncio
 from contextlib import aclosing
@@ -144,7 +146,7 @@ async def test_a_watch_that_was_too_old_or_denied_begins_with_a_new_list(error):
 
 
 async def test_a_server_that_hangs_is_a_failure_until_it_answers(caplog):
-    # A session waits 10 s for an answer.
+    # A session waits 10 s for a response.
     session = Scripted(10, *([10.0, lost()] for _ in range(30)), [event("ADDED", "b", 11)])
     reflector, loop, failing = Reflector(session, PATH, keep=whole), asyncio.get_running_loop(), []
 

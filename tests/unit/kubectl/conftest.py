@@ -191,7 +191,7 @@ def labels(release: str, component: str, version: str) -> dict:
 
 
 class Run:
-    """The command, run in a thread beside the server."""
+    """The command, which runs in a thread while the server runs."""
 
     def __init__(self, site: Site, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self._site = site

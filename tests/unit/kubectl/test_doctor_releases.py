@@ -37,7 +37,7 @@ def cluster(site):
 
 @pytest.fixture
 def findings(cluster, run):
-    """Run the doctor; return what it finds beside the missing program drakit-cel."""
+    """Run the doctor. Return its findings, except for the missing program drakit-cel."""
 
     async def ask() -> list[dict]:
         _, body = await run.json("doctor")

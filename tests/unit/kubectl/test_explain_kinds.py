@@ -493,7 +493,7 @@ async def test_waiting_has_a_limit(two, run):
 
 
 async def test_watching_prints_changes_only(two, run):
-    """It ends here because the pod is deleted."""
+    """The watch ends here because the pod is deleted."""
     two.claim("c")
     two.pod("mine", "c")
     watching = asyncio.create_task(run("explain", "mine", "--watch", "-o", "json"))

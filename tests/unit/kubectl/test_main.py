@@ -146,7 +146,7 @@ async def test_an_unusable_kubeconfig_is_wrong_usage(kubeconfig, capsys, argumen
 def test_without_an_evaluator_of_selectors_every_command_names_the_extra(
     monkeypatch, capsys, command
 ):
-    """As in an environment with drakit[testing] alone."""
+    """The environment has only drakit[testing]."""
     monkeypatch.setattr(cel, "find_helper", lambda *_: None)
     monkeypatch.setattr(cel, "find_spec", lambda name: None)
     assert main([command]) == 2
@@ -171,7 +171,7 @@ def test_an_answer_is_not_written_as_text_when_the_loop_ends(tmp_path):
     written = []
 
     class Answer:
-        """It can be as large as the cluster."""
+        """A result that can be as large as the cluster."""
 
         def __repr__(self):
             written.append(self)

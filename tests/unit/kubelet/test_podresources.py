@@ -274,7 +274,7 @@ def test_a_state_file_that_was_replaced_behind_its_mount_is_an_error(tmp_path):
     with file.open() as opened:
         file.unlink()
         with pytest.raises(StateFileError, match="mount its directory, not the file"):
-            # As a mount of the file alone does, this path leads to what is gone.
+            # Like a mount of only the file, this path leads to a deleted file.
             read_claim_uids(file.__class__(f"/proc/{os.getpid()}/fd/{opened.fileno()}"))
 
 

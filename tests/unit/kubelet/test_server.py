@@ -158,7 +158,8 @@ async def test_a_server_that_refuses_asks_for_a_retry_and_lets_work_in_flight_en
         dra = await kubelet.register()
         call = await begin(kubelet, claims, dra)
         server.refuse()
-        # Also a call that could join the work in flight: its answer must not extend the stop.
+        # This includes a call that could join the work in flight, because its response must not
+        # extend the stop.
         answers = await kubelet.prepare(dra, A, B)
         assert {uid: answer.error for uid, answer in answers.items()} == {
             uid: f"claim lab/claim-{uid}: the node plugin is stopping; the kubelet retries"
@@ -303,7 +304,7 @@ async def test_retries_of_a_rejection_back_off(serve, kubelet):
 
 
 async def test_a_driver_that_was_registered_once_stays_known_to_the_kubelet(serve, kubelet):
-    """It may have claims: they are maintained, whatever the kubelet answers later."""
+    """The driver may have claims, which are maintained, whatever the kubelet responds later."""
     async with serve() as server:
         (path,) = kubelet.sockets()
         await kubelet.notify(path, error="not yet")

@@ -7,18 +7,18 @@ import time
 
 import pytest
 
-from drakit_explain.asking import Question, Verdicts
+from drakit_explain.queries import Query, Verdicts
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from drakit_explain.world import World
 from drakit_operator import allocating
-from drakit_operator.allocating import AllocatorQuestions
+from drakit_operator.allocating import AllocatorQueries
 from drakit_operator.metrics import Metrics
 
-QUESTIONS = [Question(key=key, claims=1, body=b"{}", minor=36) for key in range(8)]
+QUESTIONS = [Query(key=key, claims=1, body=b"{}", minor=36) for key in range(8)]
 
 
 class Program:
-    """An allocator that needs some time for each answer."""
+    """An allocator that needs some time for each result."""
 
     def __init__(self, seconds=0.0, problem=""):
         self.seconds = seconds
@@ -42,7 +42,7 @@ class Kept(Verdicts):
 
 def asking(program):
     metrics = Metrics()
-    return AllocatorQuestions(program, metrics), metrics
+    return AllocatorQueries(program, metrics), metrics
 
 
 async def test_each_answer_is_kept_and_counted():

@@ -224,7 +224,7 @@ async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster,
             await until(lambda: holder(cluster) == "two", seconds=10)
             cluster.pod("late", "gone")
             await until(lambda: len(cluster.told()) == 2, seconds=10)
-    # Not a second Event for what the first leader had told: it is counted up where it stands.
+    # The new leader increases the count of the first leader's Event, and writes no second one.
     assert len(cluster.events()) == 2
     assert writes_elsewhere(cluster) == []
 

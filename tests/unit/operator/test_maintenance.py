@@ -61,7 +61,7 @@ class Server(FakeApiServer):
     on_eviction: Callable[[], object] = staticmethod(lambda: None)
     evicted: list[str]
     refused: dict[str, tuple[int, dict[str, str]]]
-    """By pod, the status and the body of the answer."""
+    """The status and the body of the response, by pod."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if not request.path.endswith("/eviction") or request.method != "POST":

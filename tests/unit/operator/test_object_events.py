@@ -398,7 +398,7 @@ async def test_a_pod_that_waits_for_an_unhealthy_device_gets_the_words_of_its_dr
         await asyncio.sleep(70)
         assert ": check the device (g0: no fan; g1: no link)" in bench.notes["train"]
         bench.told.clear()
-        for number in range(20):  # other words about the same devices are no news for pods
+        for number in range(20):  # other words about the same devices do not concern pods
             bench.see(REPORTS, report(g0=f"{number} degrees", g1="no link"))
             await asyncio.sleep(10)
     assert bench.told == []

@@ -1,4 +1,4 @@
-"""From what a watch saw to what is told, on a virtual clock."""
+"""From the events of a watch to the reported Events, on a virtual clock."""
 
 import asyncio
 

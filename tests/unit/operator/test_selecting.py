@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from drakit_explain.cel.helper import HelperError, LateError, QuestionError
+from drakit_explain.cel.helper import HelperError, LateError, QueryError
 from drakit_explain.cel.library import Library
 from drakit_explain.kinds import CLAIMS, CLASSES, PODS, SLICES
-from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
+from drakit_explain.selectors import FeatureGates, Reads, SelectorIndex, SelectorResult
 from drakit_explain.world import World
 from drakit_operator.selecting import SelectorEvaluation
 from tests.fakes.operator_reconciler import Bench, pod
@@ -38,7 +38,7 @@ class Flaky(Library):
 
     def select(self, expression, devices, **_):
         if expression == EXPENSIVE:
-            raise QuestionError("two processes died")
+            raise QueryError("two processes died")
         return super().select(expression, devices)
 
 
@@ -166,7 +166,7 @@ def _world() -> World:
 
 
 def _refuse():
-    raise QuestionError("two processes died")
+    raise QueryError("two processes died")
 
 
 # ---------------------------------------------------------------- costs
@@ -176,7 +176,7 @@ class Slow:
     """Every question takes some milliseconds."""
 
     def __init__(self, milliseconds=0, outcome=None):
-        self.outcome = outcome or Outcome(selected=True)
+        self.outcome = outcome or SelectorResult(selected=True)
         self.milliseconds = milliseconds
         self.asked = []
 
@@ -335,7 +335,7 @@ def large_slice(number, *, devices=2000):
 
 
 async def test_a_selector_that_takes_too_long_is_remembered_by_its_text():
-    slow = Slow(outcome=Outcome(unknown="it takes too much time", expensive=True))
+    slow = Slow(outcome=SelectorResult(unknown="it takes too much time", expensive=True))
     evaluation = await evaluation_with(slow)
     for number in range(5):
         changed = large_slice(number)

@@ -1,7 +1,7 @@
 """
-Checks find the device fields that the API server (1.36) would refuse.
+Checks find the device fields that the API server (1.36) would reject.
 
-Whatever a vendor puts into a device, the answer is sentences.
+Whatever a vendor puts into a device, the result is a list of sentences.
 """
 
 from __future__ import annotations

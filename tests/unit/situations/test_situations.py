@@ -35,7 +35,7 @@ from tests.unit.operator.replicas import replica, until
 pytestmark = [needs_go, pytest.mark.timeout(1200)]  # the first test builds the program
 
 START_SECONDS = 120
-"""A busy machine needs several for the imports of Kopf alone."""
+"""A busy machine needs several seconds only for the imports of Kopf."""
 
 FAST = {"debounce": 0.05, "patience": 0.5}
 
@@ -60,7 +60,7 @@ def gates() -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The API server with the operator beside it, in a thread with a loop of its own."""
+    """The API server, while the operator runs in a thread with its own loop."""
     folder = tmp_path_factory.mktemp("cluster")
     started, stopped = threading.Event(), asyncio.Event()
     servers: list[Cluster] = []

@@ -25,7 +25,7 @@ class Link:
     """A session that reaches the objects of a fake API server without a network."""
 
     server: FakeApiServer
-    seconds: float = 0.01  # for an answer
+    seconds: float = 0.01  # the time for a response
     watch_seconds: float = 0.01  # until the watch reports a change
     writes: list[tuple[float, str, str]] = field(default_factory=list)  # when, method, name
     dry_runs: list[tuple[str, str]] = field(default_factory=list)  # method, name

@@ -93,7 +93,7 @@ class Slot:
 
 def lower_bound(server: PoolServer, wanted: DesiredPool) -> int:
     """
-    Return the minimum number of writes, from the rules alone.
+    Return the minimum number of writes that the rules require.
 
     The pool is complete before the change: all of its slices have one generation.
     """

@@ -38,7 +38,7 @@ def shared(name: str, option: str = "1", **attributes: Any) -> DesiredDevice:
 
 
 def invalid(body: Any, causes: list[dict[str, str]]) -> StatusError | None:
-    """The answer of the API server's own validation, as Kubernetes 1.37 words it."""
+    """Return the response of the API server's own validation, in the words of Kubernetes 1.37."""
     if not causes:
         return None
     name, kind = body["metadata"]["name"], "ResourceSlice"

@@ -331,7 +331,7 @@ async def test_an_attempt_that_fails_is_logged_and_the_next_one_made(instance, m
     "function",
     [
         pytest.param("_is_at", id="checked"),
-        # For example because the disk is full: an empty request counts as none.
+        # For example, because the disk is full. An empty request is treated as no request.
         pytest.param("os.pwrite", id="written"),
     ],
 )

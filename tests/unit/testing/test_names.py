@@ -30,7 +30,7 @@ def module_with(name, *ids) -> ModuleType:
     for number, each in enumerate(ids):
 
         async def check(kit) -> None:
-            """It is kept."""
+            """A rule that passes."""
 
         check.__module__ = name
         setattr(

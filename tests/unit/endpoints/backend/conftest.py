@@ -104,14 +104,14 @@ class Found:
 
     @property
     def notes(self) -> list[str]:
-        """The texts of the diagnostics; DIR is the directory of the driver of most tests."""
+        """The messages of the diagnostics. DIR is the directory of the driver of most tests."""
         return [
             diagnostic.note.replace(str(self.path), "DIR").replace(str(self.parent), "PARENT")
             for diagnostic in self.diagnostics
         ]
 
     async def noted(self) -> list[str]:
-        """Wait for a diagnostic, and return the texts."""
+        """Wait for a diagnostic, and return the messages."""
         await until(lambda: self.diagnostics)
         return self.notes
 

@@ -209,7 +209,7 @@ async def test_a_backend_that_died_and_left_its_socket_makes_way(watched, socket
         assert held is not None
         stays = path if held.path == path else second.path
         other = second.path if held.path == path else path
-        # What listened there is gone, but not the file.
+        # The listener is gone, but the file is not.
         stays.rename(sockets / "elsewhere")
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(stays))

@@ -1,4 +1,4 @@
-"""A node plugin with the device plugin adapter alone, and its listener."""
+"""A node plugin with only the device plugin adapter, and its listener."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class World:
         self.directory = directory
         self.diagnostics: list[Diagnostic] = []
         self.kubelet: dict[str, bool] | Exception = {}
-        """Resources that the kubelet serves (True), or whose devices its pods only still hold
-        (False); or the error of its answer."""
+        """Resources that the kubelet serves (True), or whose devices only its pods still hold
+        (False), or the error of its response."""
         self.unknown: str | None = None
         """The reason why the kubelet may have other resources."""
         self.reports: dict[str, list[Inventory | str]] = {}

@@ -1,4 +1,4 @@
-"""Conversion of an answer to Allocate to edits, and of paths on the host."""
+"""Conversion of the response to Allocate to edits, and of paths on the host."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_an_answer_without_end_is_not_read(raw, text):
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A directory as the host's /dev, in which ordinary files count as device nodes."""
+    """A directory as the host's /dev, in which ordinary files are treated as device nodes."""
     monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
     (tmp_path / "snd").mkdir()
     for name in ("video0", "snd/pcm", "snd/timer"):

@@ -1,4 +1,4 @@
-"""Device plugins under an allow list: the permitted ones, and the answers that fail."""
+"""Device plugins under an allow list: the permitted ones, and the responses that fail."""
 
 from __future__ import annotations
 

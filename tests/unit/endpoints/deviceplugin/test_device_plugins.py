@@ -621,7 +621,8 @@ async def test_it_ends_in_the_middle_of_anything(directory, short_delays, moment
 
 
 async def test_a_canceled_call_ends_when_the_plugin_has_ended_it(world, plugin):
-    """Its handler goes on, and the next call for the device must not begin beside it."""
+    """The handler continues, and the next call for the device must not start before it has
+    ended."""
     plugin.allow.clear()
     call = asyncio.create_task(world.prepare("thing-0"))
     await until(lambda: plugin.allocated)

@@ -24,7 +24,7 @@ HELD = KubeletAnswer(resources={THING: False})
 OTHER = KubeletAnswer(resources={"vendor.example/other": True})
 
 
-# ------------------------------------------------------------ conclusions from the answers
+# ------------------------------------------------------------ conclusions from the responses
 
 
 class Kubelet:
@@ -117,7 +117,8 @@ async def test_a_silent_kubelet_is_polled_with_backoff():
 @pytest.fixture
 def fast(short_delays, monkeypatch) -> None:
     """Shorten minutes to fractions of a second."""
-    # Twice this time without an answer restarts the wait: a busy machine must be faster than that.
+    # Twice this time without a response restarts the wait, so a busy machine must be faster than
+    # that.
     monkeypatch.setattr(plugins, "PERIOD_SECONDS", 0.15)
     monkeypatch.setattr(plugins, "CLEAR_SECONDS", 0.4)
 

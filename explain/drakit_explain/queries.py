@@ -2,8 +2,8 @@
 The allocator's verdicts about claims on nodes, which are cached or planned as queries.
 
 An explanation that lacks a verdict continues without it, plans the query, and ends with
-:class:`NotAnsweredError`. The caller runs the planned queries, and explains again. The cache key of
-a verdict is the input of the allocator: the claims, the classes, and the profile of the node
+:class:`QueriesPendingError`. The caller runs the planned queries, and explains again. The cache key
+of a verdict is the input of the allocator: the claims, the classes, and the profile of the node
 (:mod:`.profiles`). Therefore, a change on one node costs one query for each request.
 """
 
@@ -70,7 +70,7 @@ _UNAVAILABLE = Verdict(outcome=VerdictOutcome.UNAVAILABLE)
 """The most frequent verdict, as one shared object."""
 
 
-class NotAnsweredError(Exception):
+class QueriesPendingError(Exception):
     """The planned queries must be run first."""
 
 
@@ -105,7 +105,7 @@ ALL_FREE = Changes(all_free=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class Query:
     """A query about one node."""
 
     key: int
@@ -148,7 +148,7 @@ class Verdicts:
         self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
         """The last claims, with the revision of rules and their hash, which is slow to compute."""
 
-        self._planned: dict[int, Question] = {}
+        self._planned: dict[int, Query] = {}
         self._planned_bytes = 0
         self._undecided: dict[int, list[Verdict]] = {}
         """Queries without a result, by their claims."""
@@ -159,17 +159,17 @@ class Verdicts:
 
     # ---- for callers that run queries
 
-    def take(self) -> list[Question]:
+    def take(self) -> list[Query]:
         """Return the planned queries, and start a new plan."""
         planned, self._planned, self._planned_bytes = self._planned, {}, 0
         return list(planned.values())
 
-    def keep(self, question: Question, verdict: Verdict) -> None:
+    def keep(self, query: Query, verdict: Verdict) -> None:
         """Store the result of a query."""
         if verdict.outcome is VerdictOutcome.UNDECIDED:
-            self._undecided.setdefault(question.claims, []).append(verdict)
+            self._undecided.setdefault(query.claims, []).append(verdict)
         same = _UNAVAILABLE if verdict == _UNAVAILABLE else verdict
-        keep(self._known, question.key, same, limit=MAX_KEPT)
+        keep(self._known, query.key, same, limit=MAX_KEPT)
 
     def forget_undecided(self) -> None:
         """Allow queries without a result to be repeated."""
@@ -193,9 +193,9 @@ class Verdicts:
         return len(self._planned)
 
     def check(self) -> None:
-        """Raise :class:`NotAnsweredError` if queries are planned."""
+        """Raise :class:`QueriesPendingError` if queries are planned."""
         if self._planned:
-            raise NotAnsweredError
+            raise QueriesPendingError
 
     def find(
         self,
@@ -207,7 +207,7 @@ class Verdicts:
         """
         Return the verdict about claims on a node, or None if the query for it is planned.
 
-        Raises :class:`NotAnsweredError` if enough is planned, :class:`BudgetSpentError`, and
+        Raises :class:`QueriesPendingError` if enough is planned, :class:`BudgetSpentError`, and
         :class:`NotEvaluatedError` if a selector has no result.
         """
         if self._minor != self._world.minor:
@@ -219,16 +219,16 @@ class Verdicts:
         if found is None and key not in self._planned:
             if len(undecided := self._undecided.get(asked.key, [])) >= MAX_UNDECIDED:
                 return undecided[-1]
-            self._planned[key] = planned = self._question(asked, key)
+            self._planned[key] = planned = self._query(asked, key)
             self._planned_bytes += len(planned.body)
             if len(self._planned) >= MAX_PLANNED or self._planned_bytes >= MAX_BYTES:
-                raise NotAnsweredError
+                raise QueriesPendingError
         return found
 
-    def question(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Question:
+    def query(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Query:
         """Return the query about claims on a node, even if its verdict is cached: the verdict can
         name the devices of another node with an equal profile."""
-        return self._question(self._ask(claims, node, budget, NO_CHANGES), 0)
+        return self._query(self._ask(claims, node, budget, NO_CHANGES), 0)
 
     def profile(
         self,
@@ -286,7 +286,7 @@ class Verdicts:
 
     # ---- the query
 
-    def _question(self, asked: _Asked, key: int) -> Question:
+    def _query(self, asked: _Asked, key: int) -> Query:
         world = self._world
         pools = dict.fromkeys(each.identity for each in self._pools(asked.node))
         slices = [of for pool in pools for of in world.slices_of_pool(pool)]
@@ -294,7 +294,7 @@ class Verdicts:
         parts = len(exact) + sum(len(of.devices) for of in slices)
         asked.budget.spend(STEPS_PER_PART * parts)
         body = orjson.dumps(self._body(asked, exact, slices))
-        return Question(key=key, claims=asked.key, body=body, minor=world.minor)
+        return Query(key=key, claims=asked.key, body=body, minor=world.minor)
 
     def _body(
         self, asked: _Asked, exact: Sequence[Request], slices: Sequence[SliceFacts]
@@ -352,15 +352,15 @@ Found = TypeVar("Found")
 
 
 def answered(
-    verdicts: Verdicts, find: Callable[[], Found], answer: Callable[[Question], Verdict]
+    verdicts: Verdicts, find: Callable[[], Found], answer: Callable[[Query], Verdict]
 ) -> Found:
     """Return the result after the queries have been run. This may take seconds."""
     while True:
         try:
             return find()
-        except NotAnsweredError:
-            for question in verdicts.take():
-                verdicts.keep(question, answer(question))
+        except QueriesPendingError:
+            for query in verdicts.take():
+                verdicts.keep(query, answer(query))
 
 
 Taints = Callable[[DeviceID, DeviceFacts], Sequence[TaintFacts]]

@@ -8,20 +8,20 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from drakit_explain import asking
+from drakit_explain import queries
 from drakit_explain.allocation import AskedClaim, NotEvaluatedError
-from drakit_explain.asking import (
-    ALL_FREE,
-    NO_CHANGES,
-    Changes,
-    NotAnsweredError,
-    Released,
-    Verdicts,
-)
 from drakit_explain.budget import Budget
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Share, TaintRuleFacts
 from drakit_explain.projection import project_slice
+from drakit_explain.queries import (
+    ALL_FREE,
+    NO_CHANGES,
+    Changes,
+    QueriesPendingError,
+    Released,
+    Verdicts,
+)
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from drakit_explain.world import Name
 from tests.fakes.world import ANY, device, holding, node, request, slice_on, world_of
@@ -189,15 +189,15 @@ def test_after_two_questions_without_an_answer_no_further_one_is_asked_for_these
 
 
 def test_an_explanation_ends_when_it_has_planned_enough(monkeypatch):
-    monkeypatch.setattr(asking, "MAX_BYTES", 1)
+    monkeypatch.setattr(queries, "MAX_BYTES", 1)
     verdicts = Verdicts(cluster())
-    with pytest.raises(NotAnsweredError):
+    with pytest.raises(QueriesPendingError):
         find(verdicts)
     assert len(verdicts.take()) == 1
 
 
 def test_the_nodes_whose_profiles_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr(asking, "MAX_NODES", 2)
+    monkeypatch.setattr(queries, "MAX_NODES", 2)
     verdicts = Verdicts(cluster())
     for number in range(1, 5):
         claims = (AskedClaim(requests=(request(count=number),)),)
