@@ -21,7 +21,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --
 PACKAGES := drakit formats daemon explain cli nodeplugin driver operator
 PY := $(PACKAGES) proto examples tests e2e bench tools
 # The folders in which tools/english.py checks docstrings and comments.
-ENGLISH := drakit formats daemon explain cli nodeplugin driver operator examples e2e bench tools
+ENGLISH := drakit formats daemon explain cli nodeplugin driver operator examples tests e2e bench tools
 
 .PHONY: help
 help: ## list the targets

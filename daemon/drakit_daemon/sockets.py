@@ -27,6 +27,6 @@ def refuses_connections(path: Path) -> bool:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # a path that is too long, too
+        except OSError:  # for example, a path that is too long
             return False
     return False

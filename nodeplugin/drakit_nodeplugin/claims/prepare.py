@@ -57,7 +57,7 @@ from drakit_nodeplugin.claims.work import (
     refused,
     run_concurrently,
 )
-from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
+from drakit_nodeplugin.state.checkpoint import CheckpointError, WriteResult
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
@@ -586,7 +586,7 @@ class Preparing(Unpreparing):
         devices = () if due.in_use else due.claim.devices
         return next((each for each in devices if is_gone(each.pool, each.device)), None)
 
-    def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
+    def _refused(self, claim: StoredClaim, outcome: WriteResult) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:

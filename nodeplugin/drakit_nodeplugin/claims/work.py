@@ -45,7 +45,7 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
-from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, WriteResult
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.records import StoredClaim
 
@@ -383,7 +383,7 @@ def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> C
     return CheckpointFailedError(claim=str(claim), cause=str(error))
 
 
-def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
+def refused(claim: StoredClaim, outcome: WriteResult, *, name_all_holders: bool) -> ClaimError:
     """
     Return why a claim, or its CDI file, was not written.
 

@@ -44,7 +44,7 @@ from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.quarantine import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, StoredEndpoint
-from drakit_nodeplugin.state.rows import Outcome
+from drakit_nodeplugin.state.rows import WriteResult
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Checkpoint:
         *,
         hardware: Hardware | None = None,
         files: bool = False,
-    ) -> Outcome:
+    ) -> WriteResult:
         """
         Write claims in one transaction, each if it has the generation of its stored row.
 
@@ -196,13 +196,13 @@ class Checkpoint:
         With `files`, also write the CDI files of the written claims.
         """
         if not claims:
-            return Outcome(written={}, held={}, changed=frozenset())
+            return WriteResult(written={}, held={}, changed=frozenset())
         return await self._run(
             lambda database: self._write(database, claims, hardware, files),
             complete=any(claim.generation == 0 for claim in claims),
         )
 
-    async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
+    async def confirm(self, claims: Collection[StoredClaim]) -> WriteResult:
         """Write the CDI files of claims whose rows are still those that the caller knows. The
         others are `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
@@ -393,7 +393,7 @@ class Checkpoint:
         claims: Collection[StoredClaim],
         hardware: Hardware | None,
         files: bool,
-    ) -> Outcome:
+    ) -> WriteResult:
         uids = [claim.uid for claim in claims]
         # A rebuilt row, whose devices may still be completed, is never cached. All rows are read
         # again next time, unless the transaction shows their content.
@@ -423,13 +423,15 @@ class Checkpoint:
                 self._forget(claim.uid)
         return self._with_files(outcome) if files else outcome
 
-    def _confirm(self, database: sqlite3.Connection, claims: Collection[StoredClaim]) -> Outcome:
+    def _confirm(
+        self, database: sqlite3.Connection, claims: Collection[StoredClaim]
+    ) -> WriteResult:
         stored = rows.generations(database, [claim.uid for claim in claims])
         same = {c.uid: c for c in claims if stored.get(c.uid) == c.generation}
         changed = [claim for claim in claims if claim.uid not in same]
         self._invalidate(changed)
         others = frozenset(claim.uid for claim in changed)
-        return self._with_files(Outcome(written=same, held={}, changed=others))
+        return self._with_files(WriteResult(written=same, held={}, changed=others))
 
     def _release(
         self,
@@ -496,7 +498,7 @@ class Checkpoint:
     def _without_entry(self, known: Collection[str]) -> set[str]:
         return self._files.without_entry(known) if self._files else set()
 
-    def _with_files(self, outcome: Outcome) -> Outcome:
+    def _with_files(self, outcome: WriteResult) -> WriteResult:
         if self._files is None:
             return outcome
         failed: Mapping[str, OSError] = {}

@@ -47,8 +47,8 @@ _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies US
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """The outcome of one write. Each claim is in exactly one of the first four groups."""
+class WriteResult:
+    """The result of a write. Each claim is in exactly one of the first four groups."""
 
     written: Mapping[str, StoredClaim]
     """The written claims, with their new generation."""
@@ -175,7 +175,7 @@ def write(
     hardware: Hardware | None = None,
     recent: Mapping[str, StoredClaim] = MappingProxyType({}),
     admit: Admit | None = None,
-) -> Outcome:
+) -> WriteResult:
     """
     Write claims that have the generation of their row, in the caller's transaction.
 
@@ -216,7 +216,7 @@ def write(
     }
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
-    return Outcome(written=written, held=held, changed=frozenset(changed), taken=taken)
+    return WriteResult(written=written, held=held, changed=frozenset(changed), taken=taken)
 
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
