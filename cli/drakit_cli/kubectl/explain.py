@@ -44,7 +44,7 @@ from drakit_explain.wording import cut
 from drakit_explain.world import Selection, World
 
 Ask = Callable[[Query], AllocatorVerdict]
-"""Sends a question to Kubernetes' allocator."""
+"""Sends a query to Kubernetes' allocator."""
 
 FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
 """The verdicts for pods that may have no problem."""
