@@ -20,8 +20,6 @@ export PYTHONSAFEPATH := 1
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 PACKAGES := drakit formats daemon explain cli nodeplugin driver operator
 PY := $(PACKAGES) proto examples tests e2e bench tools
-# The folders in which tools/english.py checks docstrings and comments.
-ENGLISH := drakit formats daemon explain cli nodeplugin driver operator examples tests e2e bench tools
 
 .PHONY: help
 help: ## list the targets
@@ -77,7 +75,7 @@ format: venv ## format the code with ruff
 lint: venv ## check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/ruff check $(PY)
-	$(BIN)/python -m tools.english $(ENGLISH)
+	$(BIN)/python -m tools.english $(PY)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 	@# From another folder: of a package in its own project pyright knows no installed form.

@@ -1,1 +1,1 @@
-"""What the kubelet asks a DRA driver to do for claims."""
+"""The service with which the kubelet prepares and unprepares claims of a DRA driver."""

@@ -1,1 +1,1 @@
-"""What the kubelet asks a DRA driver about the health of its devices."""
+"""The service from which the kubelet gets the health of a DRA driver's devices."""

@@ -1,1 +1,1 @@
-"""What the kubelet tells of the devices that containers have."""
+"""The service in which the kubelet lists the devices of containers."""
