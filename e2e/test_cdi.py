@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CaseResult:
     """The result of a case in containerd."""
 
     code: int
@@ -156,7 +156,7 @@ def node(cluster: Cluster) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def answers(cluster: Cluster, node: Path) -> dict[str, Answer]:
+def answers(cluster: Cluster, node: Path) -> dict[str, CaseResult]:
     """containerd's result for each case, all in one run."""
     asked = dict(cases())
     for name, case in asked.items():
@@ -174,13 +174,13 @@ def on_node(cluster: Cluster, script: str) -> None:
     cluster.exec_on_node(cluster.nodes[0], argv, timeout=120)
 
 
-def answer_in(folder: Path, name: str) -> Answer:
+def answer_in(folder: Path, name: str) -> CaseResult:
     code = int((folder / f"{name}.code").read_text())
     error = (folder / f"{name}.error").read_text()
     if code != 0:
-        return Answer(code=code, error=error)
+        return CaseResult(code=code, error=error)
     body = json.loads((folder / f"{name}.json").read_text())
-    return Answer(code=code, error=error, oci=body["Spec"])
+    return CaseResult(code=code, error=error, oci=body["Spec"])
 
 
 def test_containerd_refuses_what_the_linter_calls_bad(answers):

@@ -23,7 +23,7 @@ from drakit import ClaimReference, Condition, NetworkData, PreparedDevice
 from drakit_daemon.kube import ApiError, Session, connect
 from drakit_nodeplugin.claims.claim_status import ClaimStatuses
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice
+from drakit_nodeplugin.claims.work import ClaimResult, KubeletDevice
 from e2e.alone import control_plane
 from e2e.cluster.api import Capability, Cluster
 from e2e.cluster.choice import REPOSITORY
@@ -154,9 +154,9 @@ def status(server: Cluster, claim: ClaimReference) -> dict[str, Any]:
 # ------------------------------------------------------------ writes of the plugin
 
 
-def answer(device: str, prepared: PreparedDevice) -> ClaimAnswer:
+def answer(device: str, prepared: PreparedDevice) -> ClaimResult:
     known = KubeletDevice(requests=("any",), pool="n1", device=device, cdi_ids=())
-    return ClaimAnswer(devices=(known,), prepared=(prepared,))
+    return ClaimResult(devices=(known,), prepared=(prepared,))
 
 
 async def written(session: Session, driver: str, *steps: tuple[ClaimReference, Any]) -> list[str]:
@@ -170,7 +170,7 @@ async def written(session: Session, driver: str, *steps: tuple[ClaimReference, A
         found: list[str] = []
         for claim, given in steps:
             operation = "unprepare" if given is None else "prepare"
-            statuses.finished(claim, operation, given or ClaimAnswer(), 0.1)
+            statuses.finished(claim, operation, given or ClaimResult(), 0.1)
             found.append(await asyncio.wait_for(results.get(), 30))
         return found
     finally:

@@ -23,7 +23,7 @@ from e2e.images.go import DEFAULT_MINOR
 
 from .events import unexpected
 from .program import minors, programs
-from .run import FAULTS, KUBELET, PARTS, QUICK, Fault, Outcome, parts_of, prepared, run_part
+from .run import FAULTS, KUBELET, PARTS, QUICK, Fault, PartResult, parts_of, prepared, run_part
 from .table import keep, note_of
 
 RESULTS = REPOSITORY / "build" / "upstream"
@@ -82,7 +82,7 @@ def main() -> int:
     return 0 if all(good) else 1
 
 
-def report(minor: str, part: str, outcome: Outcome) -> bool:
+def report(minor: str, part: str, outcome: PartResult) -> bool:
     """Print the results of a part, and return whether all of them are good."""
     for spec in outcome.specs:
         if spec.ran:
@@ -103,7 +103,7 @@ def report(minor: str, part: str, outcome: Outcome) -> bool:
     return not (bad or wrong or outcome.complaints)
 
 
-def report_fault(fault: Fault, outcome: Outcome) -> bool:
+def report_fault(fault: Fault, outcome: PartResult) -> bool:
     """Print whether each of the specs detected the fault as expected, and return that."""
     ran = [spec for spec in outcome.specs if spec.ran]
     found = [spec for spec in ran if spec.state == "failed" and fault.failure in spec.failure]

@@ -116,7 +116,7 @@ def parts_of(cluster: Cluster) -> list[Part]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PartResult:
     """The results of a run."""
 
     specs: Sequence[Spec]
@@ -212,7 +212,7 @@ def run_part(
     *,
     focus: str = "",
     fault: str = "",
-) -> Outcome:
+) -> PartResult:
     """Run specs, and write report.json, suite.log, and drakit's Events and logs to a folder."""
     folder = folder.resolve()  # the suite runs in it
     shutil.rmtree(folder, ignore_errors=True)
@@ -233,7 +233,7 @@ def run_part(
     (folder / "operator.log").write_text(operator_log)
     problems = [path.read_text().strip() for path in sorted(folder.glob(f"{PLUGINS}/*.problem"))]
     found_wrong = [*problems, *restarted(cluster), *complaints(operator_log)]
-    return Outcome(specs=found, events=events, complaints=found_wrong)
+    return PartResult(specs=found, events=events, complaints=found_wrong)
 
 
 @contextmanager

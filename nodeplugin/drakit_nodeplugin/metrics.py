@@ -18,7 +18,7 @@ from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
-from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, Step
+from drakit_nodeplugin.claims.work import ClaimResult, Operation, Step
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts, total
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.podresources import ListedDevice
@@ -242,7 +242,7 @@ class DriverMetrics:
             self._steps[step].observe(duration)
 
     def finished(
-        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+        self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
         """Count the result of a claim's operation."""
         if answer.error is None:

@@ -259,7 +259,7 @@ def install(options: StepOptions) -> None:
     for kind, names in ((Marking, ("prepare", "unprepare", "check")), (Plain, ("prepare",))):
         for name in names:
             steps.around(kind, name, functools.partial(_driver_call, name), "before", "after")
-    steps.around(ClaimCalls, "answer", _kubelet_call, "received", "reply is to be sent")
+    steps.around(ClaimCalls, "handle", _kubelet_call, "received", "reply is to be sent")
 
 
 def set_endpoints_apart(steps: Steps) -> None:

@@ -22,9 +22,9 @@ from drakit_driver.runtime.contract import CallError, DriverTraits
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_formats.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.changes import Revision
-from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimGoneError, NoResponseError
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.claims.work import ClaimResult
 from drakit_nodeplugin.state.holds import Hardware, PoolContent
 
 DRIVER = "camera.example.com"
@@ -85,7 +85,7 @@ class FakeClaims:
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         await asyncio.sleep(0)
         if not self.answers:
-            raise NoAnswerError(claim=str(reference), cause="the API server does not respond")
+            raise NoResponseError(claim=str(reference), cause="the API server does not respond")
         if reference.name not in self.bodies:
             raise ClaimGoneError(claim=str(reference))
         return parse_claim(self.bodies[reference.name])
@@ -232,7 +232,7 @@ async def results_of(
     return {item.claim.uid: each for item, each in zip(batch, results, strict=True)}
 
 
-async def prepare(queue: ClaimQueue, *claims: ClaimReference) -> dict[str, ClaimAnswer]:
+async def prepare(queue: ClaimQueue, *claims: ClaimReference) -> dict[str, ClaimResult]:
     """Ask for claims as the kubelet does, with all the time of the world."""
     return dict(await queue.ask("prepare", claims, timeout_seconds=3600))
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from drakit import ClaimReference
 from drakit.testing.kubelet import FakeKubelet
-from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimWork, KubeletDevice
+from drakit_nodeplugin.claims.work import ClaimResult, ClaimWork, KubeletDevice
 
 __all__ = ("FakeKubelet", "HeldClaims", "device", "reference")
 
@@ -63,14 +63,14 @@ class HeldClaims:
         for work in works:
             uid = work.claim.uid
             if uid in self.errors:
-                work.finish(ClaimAnswer(error=self.errors[uid]))
+                work.finish(ClaimResult(error=self.errors[uid]))
             elif uid not in self.forgotten:
-                work.finish(ClaimAnswer(devices=(self.device(uid),)))
+                work.finish(ClaimResult(devices=(self.device(uid),)))
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         await self._work("unprepare", [work.claim for work in works])
         for work in works:
-            work.finish(ClaimAnswer(error=self.errors.get(work.claim.uid)))
+            work.finish(ClaimResult(error=self.errors.get(work.claim.uid)))
 
     def device(self, uid: str) -> KubeletDevice:
         return device(uid)

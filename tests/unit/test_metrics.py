@@ -14,7 +14,7 @@ from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.claims.work import ClaimResult
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts
 from drakit_nodeplugin.metrics import MAX_POD_DEVICES, OTHER_PODS, OTHER_POOLS, Metrics
 from drakit_nodeplugin.state.podresources import ListedDevice
@@ -38,7 +38,7 @@ class Engine:
     """Answers the first claim after 3 s, the second after 7 s."""
 
     def __init__(self) -> None:
-        self.answers = [ClaimAnswer(), ClaimAnswer()]
+        self.answers = [ClaimResult(), ClaimResult()]
         self.failure: Exception | None = None
 
     async def prepare(self, works) -> None:
@@ -64,7 +64,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 async def test_each_claim_of_a_call_is_measured_when_it_is_answered(metrics, operation):
     engine = Engine()
-    engine.answers[1] = ClaimAnswer(error="cam-0 is taken", reason="DeviceTaken")
+    engine.answers[1] = ClaimResult(error="cam-0 is taken", reason="DeviceTaken")
     queue = ClaimQueue(DRIVER, engine, order=Order(), observers=[metrics.for_driver(DRIVER)])
 
     answers = await queue.ask(operation, [A, B], timeout_seconds=40)

@@ -32,7 +32,7 @@ from drakit_driver.runtime.failures import (
     DeviceFailedError,
     failure_of,
     kind_of,
-    unusable_answer,
+    unusable_result,
 )
 from drakit_driver.runtime.order import Order, hardware_keys
 from drakit_driver.runtime.parameters import with_parameters
@@ -255,7 +255,7 @@ class DriverCalls:
         return failure_of(error, driver=self._name, what=what, index=index).alone()
 
     def _unusable(self, answer: str, *, what: str, index: int | None = None) -> DeviceFailedError:
-        return unusable_answer(answer, driver=self._name, what=what, index=index)
+        return unusable_result(answer, driver=self._name, what=what, index=index)
 
     async def _by_device(
         self,

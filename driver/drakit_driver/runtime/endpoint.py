@@ -48,7 +48,7 @@ from drakit_driver.runtime.failures import (
     failure_of,
     kind_and_text,
     text_of,
-    unusable_answer,
+    unusable_result,
 )
 from drakit_driver.runtime.policies import AnyPolicies, PolicyFeed
 from drakit_formats.resource.nodes import short_pool
@@ -197,7 +197,7 @@ class Caller(ABC):
 
     def _unusable(self, operation: CallOperation, answer: str) -> DeviceFailedError:
         what = self.traits.method(operation)
-        return unusable_answer(answer, driver=self._driver, what=what)
+        return unusable_result(answer, driver=self._driver, what=what)
 
     def _failure(
         self, error: Exception, operation: CallOperation, batch: Sequence[AllocatedClaim]

@@ -93,7 +93,7 @@ def failure_of(
     return DeviceFailedError(text, index=index, pending=isinstance(error, ReleasePendingError))
 
 
-def unusable_answer(
+def unusable_result(
     answer: str, *, driver: str, what: str, index: int | None = None
 ) -> DeviceFailedError:
     """Return the error for an unusable result."""

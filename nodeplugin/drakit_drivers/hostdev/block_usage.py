@@ -34,7 +34,7 @@ _VOLUME = re.compile(r"/pods/[^/]+/volume|/plugins/kubernetes[.]io/")
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
 
-_ANSWERED_OTHERWISE = frozenset(
+_NO_LOOKUP_NEEDED = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
 """Anonymous file systems whose sources need not be resolved (such as ``/dev/root``). sysfs lists
@@ -82,7 +82,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
         yield from sources.find(f"/dev{mount.root}") or ()
     elif not mount.source.startswith("/dev/"):
         return
-    elif anonymous and mount.fs_type not in _ANSWERED_OTHERWISE:
+    elif anonymous and mount.fs_type not in _NO_LOOKUP_NEEDED:
         # Only the source names the device, so it must be found.
         yield from sources.numbers(mount.source, what=mount.place)
     else:

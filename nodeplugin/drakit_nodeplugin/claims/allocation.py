@@ -33,7 +33,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimNotAllocatedError,
     ClaimReplacedError,
     ClaimTooLargeError,
-    NoAnswerError,
+    NoResponseError,
     NoResultError,
     TooManyParametersError,
     WrongNodeError,
@@ -69,7 +69,7 @@ class Step(Enum):
     """The claim was prepared with other devices. Undo those first."""
     REPEAT = "repeat"
     """Prepare again: the work did not finish, the node rebooted, or the entry was rebuilt."""
-    ANSWER = "answer"
+    CONFIRM = "confirm"
     """The claim is prepared. Only check that its CDI file exists."""
     UNDO = "undo"
     """An unprepare has begun. Finish it first; then the claim is new."""
@@ -151,7 +151,7 @@ def allocated_results(
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
         # The labels come from the API server. Until it has responded, the checkpoint may decide.
-        raise NoAnswerError(claim=name, cause=f"the labels of node {node} are unknown") from None
+        raise NoResponseError(claim=name, cause=f"the labels of node {node} are unknown") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
     results = [result for result in claim.allocation.results if result.driver == driver]
@@ -266,7 +266,7 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
     if not same:
         return Step.REPLACE
     current = old.state == "prepared" and old.boot_id == new.boot_id and old.rebuilt is None
-    return Step.ANSWER if current else Step.REPEAT
+    return Step.CONFIRM if current else Step.REPEAT
 
 
 def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str, str, str | None]]:

@@ -34,7 +34,7 @@ from drakit_formats.resource.objects import Object, children, text
 from drakit_formats.resource.status import has_status, status_entry
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice, Operation
+from drakit_nodeplugin.claims.work import ClaimResult, KubeletDevice, Operation
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class ClaimStatuses:
     # ------------------------------------------------------------ observed claims
 
     def finished(
-        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+        self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
         """Enqueue the status of a claim that was prepared or unprepared, or that failed."""
         if answer.error is not None:

@@ -32,7 +32,7 @@ class ClaimFetchError(ClaimError):
         )
 
 
-class NoAnswerError(ClaimFetchError):
+class NoResponseError(ClaimFetchError):
     """The API server did not respond. Don't send it more requests now."""
 
 

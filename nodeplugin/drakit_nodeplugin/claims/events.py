@@ -30,7 +30,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimReplacedError,
 )
 from drakit_nodeplugin.claims.queue import RESTART, SLOW_SECONDS
-from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
+from drakit_nodeplugin.claims.work import GERUND, ClaimResult, Operation
 from drakit_nodeplugin.reasons import ClaimReason
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class ClaimEvents:
     # ------------------------------------------------------------ observed claims
 
     def finished(
-        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+        self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
         """Record that a claim was prepared or unprepared, or that it failed."""
         if answer.renumbered:

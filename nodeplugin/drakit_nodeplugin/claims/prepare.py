@@ -47,7 +47,7 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.unprepare import Unpreparing
 from drakit_nodeplugin.claims.work import (
-    ClaimAnswer,
+    ClaimResult,
     ClaimWork,
     call_driver,
     driver_failed,
@@ -57,7 +57,7 @@ from drakit_nodeplugin.claims.work import (
     refused,
     run_concurrently,
 )
-from drakit_nodeplugin.state.checkpoint import CheckpointError, WriteResult
+from drakit_nodeplugin.state.checkpoint import CheckpointError, WriteOutcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
@@ -119,7 +119,7 @@ class Preparing(Unpreparing):
                 self._refuse(work, new)
                 continue
             match next_step(old, new=new), old:
-                case Step.ANSWER, StoredClaim():
+                case Step.CONFIRM, StoredClaim():
                     current.append(_Wanted(work=work, new=new, old=old))
                 case Step.REPEAT, StoredClaim():
                     due.append(self._again(work, old, new))
@@ -129,7 +129,7 @@ class Preparing(Unpreparing):
                     due.append(_Due(work=work, claim=new))
         await run_concurrently(
             [
-                *([self._answer_current(current)] if current else ()),
+                *([self._confirm_current(current)] if current else ()),
                 *([self._work(due)] if due else ()),
                 *(self._replace(each) for each in replaced),
             ]
@@ -152,7 +152,7 @@ class Preparing(Unpreparing):
             if old is not None and self._in_use(old) and old.rebuilt != "listed":
                 due.append(_Due(work=work, claim=old, former=old, in_use=True))
             else:
-                work.finish(ClaimAnswer())
+                work.finish(ClaimResult())
         if due:
             await self._work(due)
 
@@ -214,7 +214,7 @@ class Preparing(Unpreparing):
             except ClaimTooLargeError:
                 # Users can add data after a claim was prepared, and a backend that is not connected
                 # yet may not need the data. A claim that is already prepared needs no driver.
-                if usable is None or next_step(usable, new=wanted()) is not Step.ANSWER:
+                if usable is None or next_step(usable, new=wanted()) is not Step.CONFIRM:
                     raise
                 return usable
         except ClaimGoneError as error:
@@ -248,7 +248,7 @@ class Preparing(Unpreparing):
 
     # ------------------------------------------------------------ prepared claims
 
-    async def _answer_current(self, current: Sequence[_Wanted]) -> None:
+    async def _confirm_current(self, current: Sequence[_Wanted]) -> None:
         """Return results without calling the driver, after verifying or restoring entries and CDI
         files."""
         if not self._parts.devices.traits.checks:
@@ -257,7 +257,7 @@ class Preparing(Unpreparing):
         entries = {each.old.uid: each for each in current}
         async with asyncio.TaskGroup() as group:
 
-            async def answered(results: Mapping[str, bool | CallError]) -> None:
+            async def on_results(results: Mapping[str, bool | CallError]) -> None:
                 fine: list[_Wanted] = []
                 broken: list[_Due] = []
                 for uid, result in results.items():
@@ -286,7 +286,7 @@ class Preparing(Unpreparing):
                 "check",
                 self._parts.devices.check,
                 [each.old for each in current],
-                answered,
+                on_results,
                 works={uid: each.work for uid, each in entries.items()},
             )
 
@@ -306,7 +306,7 @@ class Preparing(Unpreparing):
                 self._refuse(each.work, self._refused(each.old, outcome))
             else:
                 devices = prepared_devices(each.old, self._parts.specs)
-                each.work.finish(ClaimAnswer(devices=devices))
+                each.work.finish(ClaimResult(devices=devices))
 
     # ------------------------------------------------------------ reallocated claims
 
@@ -554,7 +554,7 @@ class Preparing(Unpreparing):
                 if isinstance(result, DeviceFailedError | EndpointStoppedError)
                 else tuple(result)
             )
-            answer = ClaimAnswer(
+            answer = ClaimResult(
                 devices=prepared_devices(claim, self._parts.specs),
                 prepared=given if any(has_status(e) or e.attributes for e in given) else (),
                 had_status=due[claim.uid].work.had_status,
@@ -586,7 +586,7 @@ class Preparing(Unpreparing):
         devices = () if due.in_use else due.claim.devices
         return next((each for each in devices if is_gone(each.pool, each.device)), None)
 
-    def _refused(self, claim: StoredClaim, outcome: WriteResult) -> ClaimError:
+    def _refused(self, claim: StoredClaim, outcome: WriteOutcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:

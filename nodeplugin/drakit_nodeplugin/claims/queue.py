@@ -32,7 +32,7 @@ from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import (
     GERUND,
-    ClaimAnswer,
+    ClaimResult,
     ClaimWork,
     Operation,
     Step,
@@ -66,7 +66,7 @@ class ClaimObserver(Protocol):
     raise."""
 
     def finished(
-        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+        self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
         """Handle the end of an operation, `seconds` after the kubelet requested it."""
         ...
@@ -118,7 +118,7 @@ class ClaimQueue:
 
     async def ask(
         self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
-    ) -> Mapping[str, ClaimAnswer]:
+    ) -> Mapping[str, ClaimResult]:
         """
         Return each claim's result. After the timeout, report that its work is still in flight.
 
@@ -126,12 +126,12 @@ class ClaimQueue:
         """
         turns = self._join_or_begin(operation, claims)
         works = {uid: turn.work for uid, turn in turns.items()}
-        if waiting := [work.answered for work in works.values() if work.answer is None]:
+        if waiting := [work.finished for work in works.values() if work.result is None]:
             await asyncio.wait(waiting, timeout=timeout_seconds)
-        answers: dict[str, ClaimAnswer] = {}
+        answers: dict[str, ClaimResult] = {}
         for claim in claims:
             work = works.get(claim.uid)
-            answer = None if work is None else work.answer
+            answer = None if work is None else work.result
             answers[claim.uid] = answer or self._not_yet(operation, claim, turns.get(claim.uid))
         return answers
 
@@ -220,7 +220,7 @@ class ClaimQueue:
             is_left = True
             raise
 
-    async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
+    async def prepare_again(self, claim: ClaimReference) -> ClaimResult:
         """Prepare a prepared claim a second time, after all earlier turns. Meanwhile, the kubelet's
         calls for it wait; an unprepare abandons this work."""
         if self._draining:
@@ -228,9 +228,9 @@ class ClaimQueue:
         turn = self._new("prepare", claim, again=True)
         if self._order.enter(turn):
             self._begin([turn])
-        await asyncio.wait([turn.work.answered])
-        assert turn.work.answer is not None
-        return turn.work.answer
+        await asyncio.wait([turn.work.finished])
+        assert turn.work.result is not None
+        return turn.work.result
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read.
@@ -305,7 +305,7 @@ class ClaimQueue:
             request_id=logs.request_id.get(),
             context=contextvars.copy_context(),
         )
-        turn.work.on_answer = lambda answer: self._finished(turn, answer)
+        turn.work.on_result = lambda answer: self._finished(turn, answer)
         return turn
 
     def _begin(self, turns: Sequence[_WorkTurn]) -> None:
@@ -337,7 +337,7 @@ class ClaimQueue:
             facts = {"driver": self._driver, "operation": operation}
             logger.exception("engine failed", extra=facts)
             for work in works:
-                if work.answer is None:
+                if work.result is None:
                     work.refuse(FaultError(claim=str(work.claim), cause=error))
         finally:
             slow.cancel()
@@ -345,7 +345,7 @@ class ClaimQueue:
     def _ended(self, task: asyncio.Task[None], works: Sequence[ClaimWork]) -> None:
         self._tasks.discard(task)
         for work in works:
-            if work.answer is not None:
+            if work.result is not None:
                 continue
             if task.cancelled():
                 self._interrupt(work)
@@ -354,7 +354,7 @@ class ClaimQueue:
             logger.error("engine returned no answer for a claim", extra=facts)
             text = "the node plugin has a bug: it returned no result; see its log on this node"
             error = f"claim {work.claim}: {text}"
-            work.finish(ClaimAnswer(error=error, reason=FaultError.reason))
+            work.finish(ClaimResult(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
         doing = GERUND[work.operation]
@@ -363,13 +363,13 @@ class ClaimQueue:
 
     def _report_slow(self, works: Sequence[ClaimWork]) -> None:
         for work in works:
-            if work.answer is None:
+            if work.result is None:
                 for observer in self._observers:
                     observer.lasts(work.claim, work.operation)
 
     # ------------------------------------------------------------ results
 
-    def _finished(self, turn: _WorkTurn, answer: ClaimAnswer) -> None:
+    def _finished(self, turn: _WorkTurn, answer: ClaimResult) -> None:
         work = turn.work
         self._order.leave(turn)
         seconds = asyncio.get_running_loop().time() - turn.asked_at
@@ -400,7 +400,7 @@ class ClaimQueue:
 
     def _not_yet(
         self, operation: Operation, claim: ClaimReference, turn: _WorkTurn | None
-    ) -> ClaimAnswer:
+    ) -> ClaimResult:
         if turn is None:
             text = "too many calls for this claim are in flight; check the log of driver "
             return _not_done(claim, text + self._driver)
@@ -414,5 +414,5 @@ class ClaimQueue:
         return _not_done(claim, text)
 
 
-def _not_done(claim: ClaimReference, text: str) -> ClaimAnswer:
-    return ClaimAnswer(error=f"claim {claim}: {text}", reason=NOT_DONE)
+def _not_done(claim: ClaimReference, text: str) -> ClaimResult:
+    return ClaimResult(error=f"claim {claim}: {text}", reason=NOT_DONE)

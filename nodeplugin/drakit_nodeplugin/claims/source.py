@@ -29,7 +29,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
-    NoAnswerError,
+    NoResponseError,
 )
 
 FetchResult = Literal["success", "gone", "no_answer", "error"]
@@ -61,7 +61,7 @@ class ApiClaims:
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """
-        Read a claim. Raises :class:`NoAnswerError`, :class:`ClaimGoneError` or another
+        Read a claim. Raises :class:`NoResponseError`, :class:`ClaimGoneError` or another
         :class:`ClaimFetchError`. The fields that the plugin reads are the same in all versions of
         the API.
         """
@@ -76,7 +76,8 @@ class ApiClaims:
                 cause = f"the response is not a ResourceClaim ({type(error).__name__}: {error})"
                 raise ClaimFetchError(claim=str(reference), cause=cause) from error
         except ClaimError as error:
-            is_gone, is_silent = isinstance(error, ClaimGoneError), isinstance(error, NoAnswerError)
+            is_gone = isinstance(error, ClaimGoneError)
+            is_silent = isinstance(error, NoResponseError)
             result = "gone" if is_gone else "no_answer" if is_silent else "error"
             self._observe(clock() - began, result)
             raise
@@ -124,14 +125,14 @@ class ApiClaims:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # An overloaded server proves nothing about the claim, either.
-            raise NoAnswerError(claim=name, cause="the API server does not respond") from None
+            raise NoResponseError(claim=name, cause="the API server does not respond") from None
         except VersionNotServedError as error:
-            raise NoAnswerError(claim=name, cause=str(error)) from None
+            raise NoResponseError(claim=name, cause=str(error)) from None
         except NotFoundError as error:
             if _is_of(reference, error):
                 raise ClaimGoneError(claim=name) from None
             # The API is missing, not the claim: the server is being upgraded, or a proxy responded.
-            raise NoAnswerError(claim=name, cause=str(error)) from None
+            raise NoResponseError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
 

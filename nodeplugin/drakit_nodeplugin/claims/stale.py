@@ -29,7 +29,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimGoneError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
-    NoAnswerError,
+    NoResponseError,
     NoResultError,
     WrongNodeError,
 )
@@ -221,7 +221,7 @@ class StaleCollector:
                     return
                 try:
                     reasons[entry.uid] = await self._reason_of(entry)
-                except NoAnswerError:
+                except NoResponseError:
                     silent = True
                     return
                 except ClaimFetchError:

@@ -25,8 +25,8 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 from drakit_nodeplugin.claims.allocation import with_consumption
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.work import (
-    ClaimAnswer,
     ClaimDependencies,
+    ClaimResult,
     ClaimWork,
     call_driver,
     driver_failed,
@@ -79,7 +79,7 @@ class Unpreparing:
                     self._answer(asked[uid], _file_stays(asked[uid].claim, unremoved.get(uid)))
         except CheckpointError as error:
             for work in works:
-                if work.answer is None:
+                if work.result is None:
                     work.refuse(not_stored(work.claim, error))
             return
 
@@ -110,7 +110,7 @@ class Unpreparing:
 
     def _answer(self, work: ClaimWork, undone: Undone) -> None:
         if undone.error is None:
-            work.finish(ClaimAnswer())
+            work.finish(ClaimResult())
             return
         facts = {
             "claim": str(work.claim),
@@ -121,7 +121,7 @@ class Unpreparing:
             # The containers are gone, so the pod can end. Other claims cannot get the devices until
             # the driver has confirmed.
             logger.warning("claim stays unpreparing until its driver confirms", extra=facts)
-            work.finish(ClaimAnswer())
+            work.finish(ClaimResult())
         else:
             facts["reason"] = undone.error.reason
             logger.warning("claim not unprepared", extra=facts)
@@ -164,7 +164,7 @@ class Unpreparing:
             self._with_consumption(claim) for claim in begun.values() if self._needs_driver(claim)
         ]
 
-        async def answered(results: Mapping[str, CallError | None]) -> None:
+        async def on_results(results: Mapping[str, CallError | None]) -> None:
             errors = {
                 uid: driver_failed(begun[uid], result)
                 for uid, result in results.items()
@@ -174,7 +174,7 @@ class Unpreparing:
 
         if due:
             call = self._parts.devices.unprepare
-            await call_driver(self._parts, "unprepare", call, due, answered)
+            await call_driver(self._parts, "unprepare", call, due, on_results)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         undone: dict[str, Undone] = {}

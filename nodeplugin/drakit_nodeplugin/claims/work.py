@@ -45,7 +45,7 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
-from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, WriteResult
+from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, WriteOutcome
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.records import StoredClaim
 
@@ -92,7 +92,7 @@ class KubeletDevice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimAnswer:
+class ClaimResult:
     """The devices of a claim, or the reason for the failure."""
 
     devices: tuple[KubeletDevice, ...] = ()
@@ -126,9 +126,9 @@ class ClaimWork:
     """Whether a prepared claim is prepared again, because the edits of a device are outdated."""
 
     had_status: bool | None = None
-    """See :attr:`ClaimAnswer.had_status`."""
+    """See :attr:`ClaimResult.had_status`."""
 
-    answer: ClaimAnswer | None = None
+    result: ClaimResult | None = None
     """Set once, as soon as this claim is done, even if its batch is not."""
 
     abandoned: bool = False
@@ -137,10 +137,10 @@ class ClaimWork:
     on_abandon: Callable[[], object] | None = None
     """Ends the current wait of the work, while the wait can be abandoned."""
 
-    on_answer: Callable[[ClaimAnswer], None] | None = None
+    on_result: Callable[[ClaimResult], None] | None = None
     """Called immediately with the result. It must return immediately, and must not raise."""
 
-    answered: asyncio.Future[None] = field(
+    finished: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     """Resolved with the result. Several calls may wait for it, so a wait must not cancel it."""
@@ -164,19 +164,19 @@ class ClaimWork:
         if self.on_abandon is not None:
             self.on_abandon()
 
-    def finish(self, answer: ClaimAnswer) -> None:
+    def finish(self, answer: ClaimResult) -> None:
         """Set the result of the claim."""
-        if self.answer is not None:
-            raise asyncio.InvalidStateError("the claim was already answered")
-        self.answer = answer
+        if self.result is not None:
+            raise asyncio.InvalidStateError("the claim already has a result")
+        self.result = answer
         self.begin_step(self._step)
-        if self.on_answer is not None:
-            self.on_answer(answer)
-        self.answered.set_result(None)
+        if self.on_result is not None:
+            self.on_result(answer)
+        self.finished.set_result(None)
 
     def refuse(self, error: ClaimError) -> None:
         """Set an error as the result of the claim."""
-        self.finish(ClaimAnswer(error=str(error), reason=error.reason))
+        self.finish(ClaimResult(error=str(error), reason=error.reason))
 
 
 # ---------------------------------------------------------------- dependencies
@@ -244,7 +244,7 @@ async def call_driver(
     operation: CallOperation,
     call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
     claims: Iterable[StoredClaim],
-    answered: Callable[[Mapping[str, ResultT | DeviceFailedError]], Coroutine[Any, Any, None]],
+    on_results: Callable[[Mapping[str, ResultT | DeviceFailedError]], Coroutine[Any, Any, None]],
     *,
     works: Mapping[str, ClaimWork] = MappingProxyType({}),
 ) -> None:
@@ -254,7 +254,7 @@ async def call_driver(
     If the driver takes batches, all claims that need not wait share one call, which has one place
     for all of their hardware. Each other claim has a separate call.
 
-    `answered` gets the results by UID, in groups. Calls that end at the same time, as in a batch,
+    `on_results` gets the results by UID, in groups. Calls that end at the same time, as in a batch,
     form one group, so that one transaction stores them. A slow call delays the others only briefly.
     """
     places: list[_CallPlace] = []
@@ -276,7 +276,7 @@ async def call_driver(
             results = await _call(parts, operation, call, places[0], works)
         finally:
             parts.order.leave(places[0])
-        await answered(results)
+        await on_results(results)
         return
     async with asyncio.TaskGroup() as group:
         calls: list[asyncio.Task[Mapping[str, ResultT | DeviceFailedError]]] = []
@@ -291,7 +291,7 @@ async def call_driver(
             wait_seconds = min(wait_seconds * 2, LONGEST_GROUP_SECONDS)
             if ended:
                 results = [task.result() for task in calls if task in ended]
-                await answered({uid: each for result in results for uid, each in result.items()})
+                await on_results({uid: each for result in results for uid, each in result.items()})
 
 
 async def _call(
@@ -383,7 +383,7 @@ def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> C
     return CheckpointFailedError(claim=str(claim), cause=str(error))
 
 
-def refused(claim: StoredClaim, outcome: WriteResult, *, name_all_holders: bool) -> ClaimError:
+def refused(claim: StoredClaim, outcome: WriteOutcome, *, name_all_holders: bool) -> ClaimError:
     """
     Return why a claim, or its CDI file, was not written.
 

@@ -51,7 +51,7 @@ from drakit_nodeplugin.kubelet.server import Registration
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
-from drakit_nodeplugin.state.inspection import answer, requests
+from drakit_nodeplugin.state.inspection import remove_request, requests
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.podresources import PodResourcesError
 
@@ -151,7 +151,7 @@ class Maintenance:
         checkpoint = self._parts.checkpoint
         await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
 
-    async def answer_requests(self) -> None:
+    async def handle_requests(self) -> None:
         """Forget claims that an administrator has released manually (``drakit node claim
         forget``)."""
         checkpoint = self._parts.checkpoint
@@ -169,7 +169,7 @@ class Maintenance:
                 if gone:
                     logger.warning("claim forgotten on request", extra=facts)
                 with suppress(OSError):  # the next round retries
-                    await asyncio.to_thread(answer, folder, uid)
+                    await asyncio.to_thread(remove_request, folder, uid)
 
     def _report(self, damage: str, outcome: str) -> None:
         self._events.emit(
@@ -339,7 +339,7 @@ class ActiveDriver:
             if self._endpoint_started
             else self._start_and_run_endpoint,
             # An administrator may forget a claim whose call delays a hand-over.
-            f"{self.name} requests": self._maintenance.answer_requests,
+            f"{self.name} requests": self._maintenance.handle_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
         }
 

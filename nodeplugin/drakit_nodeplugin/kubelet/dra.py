@@ -24,7 +24,7 @@ import grpc.aio
 from drakit.device import ClaimReference
 from drakit_daemon import logs
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
-from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice, Operation
+from drakit_nodeplugin.claims.work import ClaimResult, KubeletDevice, Operation
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
@@ -72,8 +72,8 @@ def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     return None
 
 
-def _not_done(claim: ClaimReference, why: str) -> ClaimAnswer:
-    return ClaimAnswer(error=f"claim {claim}: {why}; the kubelet retries", reason=NOT_DONE)
+def _not_done(claim: ClaimReference, why: str) -> ClaimResult:
+    return ClaimResult(error=f"claim {claim}: {why}; the kubelet retries", reason=NOT_DONE)
 
 
 def _shown(text: str) -> str:
@@ -89,11 +89,11 @@ def _sendable(error: str) -> str:
 class ClaimCalls:
     """The calls of one driver, in all versions of the service."""
 
-    def __init__(self, driver: str, *, answer_seconds: float) -> None:
+    def __init__(self, driver: str, *, response_seconds: float) -> None:
         """Create the calls of a driver. Calls wait until :meth:`serve` is called."""
         self._driver = driver
         self._queue: ClaimQueue | None = None
-        self._answer_seconds = answer_seconds
+        self._response_seconds = response_seconds
         self._refusing = False
         self._changed = asyncio.Event()
         """Set while calls do not have to wait."""
@@ -128,20 +128,20 @@ class ClaimCalls:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
 
-    async def answer(
+    async def handle(
         self, operation: Operation, claims: Sequence[ClaimReference], *, method: str
-    ) -> Mapping[str, ClaimAnswer]:
+    ) -> Mapping[str, ClaimResult]:
         """Return exactly one result for each UID of a call."""
         with logs.request_scope(logs.new_request_id()):
             began = asyncio.get_running_loop().time()
-            answers: dict[str, ClaimAnswer] | None = None
+            answers: dict[str, ClaimResult] | None = None
             try:
                 times = Counter(claim.uid for claim in claims)
-                bad: dict[str, ClaimAnswer] = {}
+                bad: dict[str, ClaimResult] = {}
                 for claim in claims:
                     if wrong := _wrong(claim, times=times[claim.uid]):
                         error = f"the kubelet sent a claim {wrong}"
-                        bad.setdefault(claim.uid, ClaimAnswer(error=error, reason="Malformed"))
+                        bad.setdefault(claim.uid, ClaimResult(error=error, reason="Malformed"))
                 for answer in bad.values():
                     facts = {"driver": self._driver, "error": str(answer.error)}
                     logger.warning("claim refused", extra=facts)
@@ -158,9 +158,9 @@ class ClaimCalls:
 
     async def _ask(
         self, operation: Operation, claims: Sequence[ClaimReference]
-    ) -> Mapping[str, ClaimAnswer]:
+    ) -> Mapping[str, ClaimResult]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._answer_seconds
+        until = loop.time() + self._response_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._changed.wait()
@@ -183,7 +183,7 @@ class ClaimCalls:
         self,
         method: str,
         claims: Sequence[ClaimReference],
-        answers: Mapping[str, ClaimAnswer] | None,
+        answers: Mapping[str, ClaimResult] | None,
         *,
         seconds: float,
     ) -> None:
@@ -257,7 +257,7 @@ class _Dra:
 
     async def _ask(
         self, operation: Operation, method: str, request: Any, context: _Context
-    ) -> Mapping[str, ClaimAnswer]:
+    ) -> Mapping[str, ClaimResult]:
         self._calls.began(context)
         claims: Sequence[_Claim] = request.claims
         if len(claims) > MAX_CLAIMS:
@@ -270,7 +270,7 @@ class _Dra:
             ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
             for claim in claims
         ]
-        return await self._calls.answer(operation, references, method=f"{self._version}.{method}")
+        return await self._calls.handle(operation, references, method=f"{self._version}.{method}")
 
 
 def add_dra_services(server: grpc.aio.Server, calls: ClaimCalls) -> None:

@@ -46,7 +46,7 @@ from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registr
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 40.0
+RESPONSE_SECONDS = 40.0
 """Time limit for the response to a call. The work may continue after it. The kubelet's own timeout
 is 45 s."""
 
@@ -229,14 +229,14 @@ class DriverServer:
         *,
         reports_health: bool = False,
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
+        response_seconds: float = RESPONSE_SECONDS,
     ) -> None:
         """Create the servers. Without `reports_health`, the driver does not advertise a health
         service."""
         self.name = driver_name = paths.driver
         self.paths = paths
         self._retry = Backoff(*RETRY_SECONDS, jitter=0)
-        self._calls = ClaimCalls(driver_name, answer_seconds=answer_seconds)
+        self._calls = ClaimCalls(driver_name, response_seconds=response_seconds)
         self._health = HealthService(
             driver=driver_name,
             reports_health=reports_health,

@@ -44,7 +44,7 @@ from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.quarantine import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, StoredEndpoint
-from drakit_nodeplugin.state.rows import WriteResult
+from drakit_nodeplugin.state.rows import WriteOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Checkpoint:
         *,
         hardware: Hardware | None = None,
         files: bool = False,
-    ) -> WriteResult:
+    ) -> WriteOutcome:
         """
         Write claims in one transaction, each if it has the generation of its stored row.
 
@@ -196,13 +196,13 @@ class Checkpoint:
         With `files`, also write the CDI files of the written claims.
         """
         if not claims:
-            return WriteResult(written={}, held={}, changed=frozenset())
+            return WriteOutcome(written={}, held={}, changed=frozenset())
         return await self._run(
             lambda database: self._write(database, claims, hardware, files),
             complete=any(claim.generation == 0 for claim in claims),
         )
 
-    async def confirm(self, claims: Collection[StoredClaim]) -> WriteResult:
+    async def confirm(self, claims: Collection[StoredClaim]) -> WriteOutcome:
         """Write the CDI files of claims whose rows are still those that the caller knows. The
         others are `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
@@ -393,7 +393,7 @@ class Checkpoint:
         claims: Collection[StoredClaim],
         hardware: Hardware | None,
         files: bool,
-    ) -> WriteResult:
+    ) -> WriteOutcome:
         uids = [claim.uid for claim in claims]
         # A rebuilt row, whose devices may still be completed, is never cached. All rows are read
         # again next time, unless the transaction shows their content.
@@ -425,13 +425,13 @@ class Checkpoint:
 
     def _confirm(
         self, database: sqlite3.Connection, claims: Collection[StoredClaim]
-    ) -> WriteResult:
+    ) -> WriteOutcome:
         stored = rows.generations(database, [claim.uid for claim in claims])
         same = {c.uid: c for c in claims if stored.get(c.uid) == c.generation}
         changed = [claim for claim in claims if claim.uid not in same]
         self._invalidate(changed)
         others = frozenset(claim.uid for claim in changed)
-        return self._with_files(WriteResult(written=same, held={}, changed=others))
+        return self._with_files(WriteOutcome(written=same, held={}, changed=others))
 
     def _release(
         self,
@@ -498,7 +498,7 @@ class Checkpoint:
     def _without_entry(self, known: Collection[str]) -> set[str]:
         return self._files.without_entry(known) if self._files else set()
 
-    def _with_files(self, outcome: WriteResult) -> WriteResult:
+    def _with_files(self, outcome: WriteOutcome) -> WriteOutcome:
         if self._files is None:
             return outcome
         failed: Mapping[str, OSError] = {}

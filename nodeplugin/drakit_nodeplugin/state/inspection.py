@@ -158,7 +158,7 @@ def requests(folder: Path) -> Mapping[str, int]:
     return found
 
 
-def answer(folder: Path, uid: str) -> None:
+def remove_request(folder: Path, uid: str) -> None:
     """Remove a request."""
     folder.joinpath(f"{REQUEST_PREFIX}{uid}").unlink(missing_ok=True)
 

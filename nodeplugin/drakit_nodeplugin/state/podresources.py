@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 5.0
+RESPONSE_SECONDS = 5.0
 """Time limit for a call. The kubelet responds from memory; if it takes longer, it is starting or
 hanging."""
 
@@ -48,9 +48,9 @@ _MAX_BYTES = 16 * 1024 * 1024
 _NO_POD = "drakit.dev-probe"
 """A name that no pod has. The call only shows whether the kubelet implements it."""
 
-AnswerT = TypeVar("AnswerT")
+ResponseT = TypeVar("ResponseT")
 
-_Call = Callable[[], Coroutine[Any, Any, AnswerT]]
+_Call = Callable[[], Coroutine[Any, Any, ResponseT]]
 
 
 class PodResourcesError(Exception):
@@ -128,7 +128,7 @@ class PodList:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KubeletAnswer:
+class DeviceManagerResources:
     """The resources of the kubelet's device manager, from one of its responses."""
 
     resources: Mapping[str, bool]
@@ -152,7 +152,7 @@ class PodResources:
         socket: Path,
         *,
         own_pod: PodName | None,
-        timeout_seconds: float = ANSWER_SECONDS,
+        timeout_seconds: float = RESPONSE_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
         """Create a client. `own_pod` is the pod of this process: a list that contains it is
@@ -196,11 +196,11 @@ class PodResources:
             raise PodResourcesError(problem)
         return listed
 
-    async def device_manager(self) -> KubeletAnswer:
+    async def device_manager(self) -> DeviceManagerResources:
         """Return the resources of the kubelet's device manager. Raises PodResourcesError."""
         served = await self._served.get()
         listed = await self._pods.get()
-        return KubeletAnswer(
+        return DeviceManagerResources(
             # These do not include devices from claims.
             resources=dict.fromkeys(listed.resources, False) | dict.fromkeys(served, True),
             unknown=self.incomplete(listed),
@@ -307,22 +307,22 @@ class PodResources:
             raise PodResourcesError(text) from None
 
 
-class _Shared(Generic[AnswerT]):
+class _Shared(Generic[ResponseT]):
     """Makes one call at a time, and briefly shares its result or failure."""
 
-    def __init__(self, call: _Call[AnswerT], *, fresh_seconds: float) -> None:
+    def __init__(self, call: _Call[ResponseT], *, fresh_seconds: float) -> None:
         self._call = call
         self._fresh_seconds = fresh_seconds
-        self._running: asyncio.Task[AnswerT] | None = None
+        self._running: asyncio.Task[ResponseT] | None = None
 
-    async def get(self) -> AnswerT:
+    async def get(self) -> ResponseT:
         """Wait for the result. Cancellation ends the wait, but not the call."""
         if self._running is None:
             self._running = asyncio.create_task(self._call())
             self._running.add_done_callback(self._answered)
         return await asyncio.shield(self._running)
 
-    def _answered(self, task: asyncio.Task[AnswerT]) -> None:
+    def _answered(self, task: asyncio.Task[ResponseT]) -> None:
         if not task.cancelled():
             task.exception()  # retrieve it here, because all waiters may be canceled
         # Don't keep a list of thousands of devices in memory until the next check.

@@ -47,7 +47,7 @@ _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies US
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WriteResult:
+class WriteOutcome:
     """The result of a write. Each claim is in exactly one of the first four groups."""
 
     written: Mapping[str, StoredClaim]
@@ -175,7 +175,7 @@ def write(
     hardware: Hardware | None = None,
     recent: Mapping[str, StoredClaim] = MappingProxyType({}),
     admit: Admit | None = None,
-) -> WriteResult:
+) -> WriteOutcome:
     """
     Write claims that have the generation of their row, in the caller's transaction.
 
@@ -216,7 +216,7 @@ def write(
     }
     held = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
-    return WriteResult(written=written, held=held, changed=frozenset(changed), taken=taken)
+    return WriteOutcome(written=written, held=held, changed=frozenset(changed), taken=taken)
 
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:

@@ -56,7 +56,7 @@ class Place:
         self.program = folder / "drakit-cel"
         self.helper = Helper(
             self.program,
-            answer_seconds=1.0,
+            response_seconds=1.0,
             backoff=Backoff(first_seconds=0.2, limit_seconds=0.2, jitter=0),
         )
 

@@ -29,7 +29,7 @@ class Place:
         self._folder = folder
         self.helper = Helper(
             folder / "drakit-cel",
-            answer_seconds=1.0,
+            response_seconds=1.0,
             backoff=Backoff(first_seconds=0.2, limit_seconds=0.2, jitter=0),
         )
 

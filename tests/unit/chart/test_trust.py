@@ -194,11 +194,11 @@ def test_the_grace_period_of_the_pod_is_longer_than_a_stop(render):
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.endpoints.backend.connection import CLOSE_SECONDS as BACKEND
     from drakit_nodeplugin.host.driver import ENDED_SECONDS
-    from drakit_nodeplugin.kubelet.server import ANSWER_SECONDS
+    from drakit_nodeplugin.kubelet.server import RESPONSE_SECONDS
 
     field = NodePluginConfig.model_fields["drain_timeout"]
     (limit,) = [each.le.total_seconds() for each in field.metadata if hasattr(each, "le")]
-    assert ANSWER_SECONDS <= field.default.total_seconds() <= limit
+    assert RESPONSE_SECONDS <= field.default.total_seconds() <= limit
     # Canceled work, answers and each of two sockets have a second.
     needed = limit + 4 + max(BACKEND, PYTHON) + ENDED_SECONDS
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")

@@ -22,7 +22,7 @@ from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
-from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies, waits_for_hardware
+from drakit_nodeplugin.claims.work import ClaimDependencies, ClaimResult, waits_for_hardware
 from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
@@ -92,7 +92,7 @@ class Plugin:
             limits=OpaqueParameters(),
         )
         self.engine = Preparing(self.parts)
-        self.answers: dict[str, ClaimAnswer] = {}
+        self.answers: dict[str, ClaimResult] = {}
         """The results so far, by UID."""
         self.steps: list[dict[str, float]] = []
         """The seconds of each step, of each prepare that has ended."""

@@ -9,7 +9,7 @@ from drakit_driver.runtime.order import Order
 from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.claims.work import ClaimResult
 from tests.fakes.claims import DRIVER, reference
 from tests.fakes.tasks import running
 
@@ -35,13 +35,13 @@ class Engine:
     """Returns the results of the test, each after some seconds."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, ClaimAnswer] = {}
+        self.answers: dict[str, ClaimResult] = {}
         self.seconds = 0.0
 
     async def prepare(self, works) -> None:
         await asyncio.sleep(self.seconds)
         for work in works:
-            work.finish(self.answers.get(work.claim.uid, ClaimAnswer()))
+            work.finish(self.answers.get(work.claim.uid, ClaimResult()))
 
     unprepare = prepare
 
@@ -59,14 +59,14 @@ class Lab:
         self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"
     ) -> list[str]:
         """Prepare claims with one result for all; return the Events since the last attempt."""
-        answer = ClaimAnswer() if error is None else ClaimAnswer(error=error, reason=reason)
+        answer = ClaimResult() if error is None else ClaimResult(error=error, reason=reason)
         self.engine.answers = {claim.uid: answer for claim in claims}
         answers = await self.queue.ask(operation, claims, timeout_seconds=1)
         assert answers == self.engine.answers
         return await self.news()
 
     def failed(self, claim, text: str) -> None:
-        answer = ClaimAnswer(error=text, reason="DriverFailed")
+        answer = ClaimResult(error=text, reason="DriverFailed")
         self.events.finished(claim, "prepare", answer, 0.0)
 
     async def news(self) -> list[str]:
@@ -157,7 +157,7 @@ async def test_a_failure_that_is_over_before_it_was_reported_is_not_reported():
     lab = Lab()
     lab.failed(A, "cam-0 is broken")
     lab.failed(B, "cam-1 is broken")
-    lab.events.finished(A, "prepare", ClaimAnswer(), 0.0)
+    lab.events.finished(A, "prepare", ClaimResult(), 0.0)
     async with running(lab.events.run(lab.recorder)):
         assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
 
@@ -192,7 +192,7 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
 async def test_a_device_with_another_number_is_reported_on_each_of_its_claims(lab):
     clause = "the device number of tty-0 changed from c 188:0 to c 188:1"
     for claim in (A, B):
-        lab.events.finished(claim, "prepare", ClaimAnswer(renumbered=(clause,)), 0.0)
+        lab.events.finished(claim, "prepare", ClaimResult(renumbered=(clause,)), 0.0)
     assert await lab.news() == [
         f"Warning DeviceRenumbered claim-{claim.uid}: claim {claim}: on node node-1, {clause}; "
         "running containers keep the old number, and have no right to the new one until they "

@@ -14,7 +14,7 @@ from drakit import Condition, Edits, NetworkData, PreparedDevice
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, UnavailableError
 from drakit_nodeplugin.claims.claim_status import MAX_WAITING, ClaimStatuses
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice
+from drakit_nodeplugin.claims.work import ClaimResult, KubeletDevice
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.tasks import running
 
@@ -117,7 +117,7 @@ def prepared(
     **devices: PreparedDevice | None,
 ) -> None:
     """Report that the kubelet has received the result for a claim with these devices."""
-    answer = ClaimAnswer(
+    answer = ClaimResult(
         devices=tuple(
             KubeletDevice(requests=("main",), pool=NODE, device=name.replace("_", "-"), cdi_ids=())
             for name in devices
@@ -129,7 +129,7 @@ def prepared(
 
 
 def unprepared(statuses: ClaimStatuses, uid: str) -> None:
-    statuses.finished(reference(uid), "unprepare", ClaimAnswer(), 0.1)
+    statuses.finished(reference(uid), "unprepare", ClaimResult(), 0.1)
 
 
 def of(*conditions: Condition, **fields: Any) -> PreparedDevice:
@@ -203,7 +203,7 @@ async def test_a_driver_that_returns_edits_costs_no_request(world):
     async with running(statuses.run()):
         prepared(statuses, "a", cam_0=None)
         unprepared(statuses, "a")
-        statuses.finished(reference("a"), "prepare", ClaimAnswer(error="no", reason="X"), 0.1)
+        statuses.finished(reference("a"), "prepare", ClaimResult(error="no", reason="X"), 0.1)
         await world.after()
     assert world.server.requests == []
 
@@ -262,7 +262,7 @@ async def test_an_unprepare_after_a_restart_removes_what_is_there_of_its_node(wo
     world.server.owned["claim-a", manager] = [(DRIVER, pool or NODE, "cam-0", None)]
     statuses = world.statuses()
     # The result of a claim that was prepared before comes from the checkpoint.
-    statuses.finished(reference("a"), "prepare", ClaimAnswer(), 0.1)
+    statuses.finished(reference("a"), "prepare", ClaimResult(), 0.1)
     async with running(statuses.run()):
         unprepared(statuses, "a")
         await world.after()

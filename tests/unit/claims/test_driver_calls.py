@@ -112,14 +112,14 @@ class Lab:
     async def _run(self, batch: Mapping[str, Claim]) -> None:
         works = {uid: claim.work for uid, claim in batch.items()}
 
-        async def answered(results: Mapping[str, Any]) -> None:
+        async def on_results(results: Mapping[str, Any]) -> None:
             self.groups.append([*results])
             for uid, result in results.items():
                 self._finish(batch[uid], "abandoned" if batch[uid].work.abandoned else result)
 
         claims = [claim.stored for claim in batch.values()]
         call = self.endpoint.prepare
-        await call_driver(self.parts, "prepare", call, claims, answered, works=works)
+        await call_driver(self.parts, "prepare", call, claims, on_results, works=works)
 
     def _finish(self, claim: Claim, result: Any) -> None:
         claim.result.set_result(result)

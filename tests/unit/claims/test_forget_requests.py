@@ -64,7 +64,7 @@ async def answering(plugin):
         devices=DeviceNode().manager(),
         registered=asyncio.Event(),
     )
-    async with running(poller.run(), maintenance.answer_requests()):
+    async with running(poller.run(), maintenance.handle_requests()):
         yield
 
 

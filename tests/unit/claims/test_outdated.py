@@ -10,7 +10,7 @@ import pytest
 from drakit import Device, Inventory
 from drakit_nodeplugin.claims.errors import DriverFailedError, SpecFailedError
 from drakit_nodeplugin.claims.outdated import POLL_SECONDS, QUIET_SECONDS, OutdatedClaims
-from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.claims.work import ClaimResult
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import DRIVER, NODE, claim_body, prepare, reference, unprepare
 from tests.fakes.tasks import running
@@ -45,7 +45,7 @@ class Queue:
         if claim.uid in self.slow:
             await asyncio.sleep(40)
         reason = self.reasons.get(claim.uid)
-        return ClaimAnswer(error=reason and "it failed", reason=reason)
+        return ClaimResult(error=reason and "it failed", reason=reason)
 
     def uids(self) -> list[str]:
         return sorted(uid for _, uid in self.calls)
@@ -210,7 +210,7 @@ async def plugin(start, claims):
     return plugin
 
 
-async def again(plugin, devices) -> tuple[asyncio.Event, asyncio.Task[ClaimAnswer]]:
+async def again(plugin, devices) -> tuple[asyncio.Event, asyncio.Task[ClaimResult]]:
     """Begin a second prepare whose driver waits."""
     devices.held["tty-0"] = free = asyncio.Event()
     task = asyncio.create_task(plugin.queue.prepare_again(A))

@@ -13,7 +13,7 @@ from drakit_daemon import logs
 from drakit_driver.runtime.order import Order, claim_key
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
 from drakit_nodeplugin.claims.unprepare import Undone
-from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.claims.work import ClaimResult
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
 from tests.fakes.checkpoints import stored_claim
 from tests.fakes.kubelet import HeldClaims, reference
@@ -45,16 +45,16 @@ class Calls(ClaimCalls):
     def __init__(self, claims: HeldClaims) -> None:
         self.order = Order()
         self.queue = ClaimQueue("camera.example.com", claims, order=self.order)
-        super().__init__("camera.example.com", answer_seconds=40)
+        super().__init__("camera.example.com", response_seconds=40)
         self.serve(self.queue)
 
 
 async def prepare(calls, *claims):
-    return await calls.answer("prepare", claims, method="v1.NodePrepareResources")
+    return await calls.handle("prepare", claims, method="v1.NodePrepareResources")
 
 
 async def unprepare(calls, *claims):
-    answers = await calls.answer("unprepare", claims, method="v1.NodeUnprepareResources")
+    answers = await calls.handle("unprepare", claims, method="v1.NodeUnprepareResources")
     return {uid: answer.error for uid, answer in answers.items()}
 
 
@@ -80,7 +80,7 @@ class OneByOne(SlowClaims):
     async def prepare(self, works):
         async def one(work):
             await asyncio.sleep(self.seconds.get(work.claim.uid, 0))
-            work.finish(ClaimAnswer())
+            work.finish(ClaimResult())
 
         await asyncio.gather(*(one(work) for work in works))
 
@@ -105,7 +105,7 @@ async def test_an_unprepare_gives_up_the_prepare_that_it_waits_for():
             work.on_abandon = given_up.set
             await given_up.wait()
             assert work.abandoned
-            work.finish(ClaimAnswer(error="given up"))
+            work.finish(ClaimResult(error="given up"))
 
     calls = Calls(Obedient())
     first = asyncio.create_task(prepare(calls, A))
@@ -311,7 +311,7 @@ async def test_a_malformed_claim_gets_its_own_error_and_stays_outside(
     bad = ClaimReference(namespace=namespace, name=name, uid=uid)
     answers = await call(Calls(claims), A, bad)
     errors = {
-        uid: answer.error if isinstance(answer, ClaimAnswer) else answer
+        uid: answer.error if isinstance(answer, ClaimResult) else answer
         for uid, answer in answers.items()
     }
     assert errors.keys() == {"a", uid}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drakit_daemon.kube import NotFoundError, TooManyRequestsError, UnreadableError
-from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoResponseError
 from drakit_nodeplugin.claims.source import ApiClaims
 from tests.fakes.claims import claim_body, opaque, reference
 
@@ -62,12 +62,12 @@ NO_CLAIM = "claim lab/claim-a: .* is not a ResourceClaim"
         # The API server answers, so requests for other claims continue.
         pytest.param(DEEP, ClaimFetchError, "depth limit exceeded", id="unreadable"),
         pytest.param(not_found(name="claim-a"), ClaimGoneError, None, id="not-found"),
-        pytest.param(not_found(), NoAnswerError, None, id="api-not-served"),
-        pytest.param(not_found(name="lab"), NoAnswerError, None, id="another-object-not-found"),
+        pytest.param(not_found(), NoResponseError, None, id="api-not-served"),
+        pytest.param(not_found(name="lab"), NoResponseError, None, id="another-object-not-found"),
         pytest.param(
-            not_found(reason="Unknown", name="claim-a"), NoAnswerError, None, id="404-of-a-proxy"
+            not_found(reason="Unknown", name="claim-a"), NoResponseError, None, id="404-of-a-proxy"
         ),
-        pytest.param(BUSY, NoAnswerError, None, id="overloaded"),
+        pytest.param(BUSY, NoResponseError, None, id="overloaded"),
     ],
 )
 async def test_the_error_shows_what_an_answer_proves_about_the_claim(answer, error, text):
@@ -131,7 +131,7 @@ async def test_a_version_that_an_update_removed_is_detected(session, api_server)
 
 async def test_a_cluster_without_the_api_proves_nothing_about_claims(session, api_server):
     api_server.served = {"resource.k8s.io": []}
-    with pytest.raises(NoAnswerError, match="does not serve it at all"):
+    with pytest.raises(NoResponseError, match="does not serve it at all"):
         await source(session).fetch(reference("a"), timeout_seconds=1)
 
 
@@ -139,6 +139,6 @@ async def test_after_a_proxy_that_knows_no_path_the_claim_is_read(session, api_s
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
     api_server.fail("GET", claim_path("v1", "a"), status=404, reason="Unknown")
     claims = source(session)
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoResponseError):
         await claims.fetch(reference("a"), timeout_seconds=1)
     assert (await claims.fetch(reference("a"), timeout_seconds=1)).uid == "a"

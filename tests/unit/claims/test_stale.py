@@ -11,7 +11,7 @@ import pytest
 
 from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_formats.resource.claim import parse_claim
-from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, NoResponseError
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, stale_reason
 from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.config import StaleClaims
@@ -306,7 +306,7 @@ async def test_the_grace_begins_again_if_at_the_last_moment(site, change):
     "error",
     [
         pytest.param(
-            NoAnswerError(claim="a", cause="the API server does not respond"), id="no-answer"
+            NoResponseError(claim="a", cause="the API server does not respond"), id="no-answer"
         ),
         pytest.param(ClaimFetchError(claim="a", cause="our role lacks a verb"), id="a-refusal"),
         pytest.param(KeyError("allocation"), id="an-internal-error"),
@@ -338,7 +338,7 @@ async def test_an_unavailable_api_server_is_not_asked_for_every_claim(site):
     async def none(reference, *, timeout_seconds):
         site.asked.append(reference.uid)
         await asyncio.sleep(timeout_seconds)
-        raise NoAnswerError(claim=str(reference), cause="the API server does not respond")
+        raise NoResponseError(claim=str(reference), cause="the API server does not respond")
 
     site.fetch = none
     site.entries.page_size = 500

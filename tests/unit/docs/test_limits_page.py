@@ -65,7 +65,7 @@ EXPECTED = [
     f"{allocation.MAX_CONFIG_DEPTH} levels",
     f"{allocation.MAX_DATA_BYTES:,} bytes of JSON, {allocation.MAX_DATA_ENTRIES:,} entries",
     f"{metadata.MAX_BYTES:,} bytes of JSON, {metadata.MAX_ATTRIBUTES} attributes per device",
-    f"{server.ANSWER_SECONDS:.0f} s",
+    f"{server.RESPONSE_SECONDS:.0f} s",
     f"{contract.CALL_SECONDS:.0f} s",
     # Host device policies
     f"{policies.MAX_POLICIES}",
@@ -118,7 +118,7 @@ EXPECTED = [
     kibibytes(wire.MAX_MESSAGE_BYTES),
     kibibytes(messages.MAX_DEVICE_BYTES),
     f"{messages.MAX_DEVICE_ID} characters",
-    kibibytes(messages.MAX_ANSWER_BYTES),
+    kibibytes(messages.MAX_RESPONSE_BYTES),
     f"{messages.MAX_PARTS} of each",
     f"{host_paths.MAX_NODES}",
     f"{plugin_registration.MAX_PER_SECOND:.0f} per second, "
@@ -160,7 +160,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
 
 def test_the_page_about_the_protocol_has_the_limits_of_the_code():
     text = (ROOT / "docs/reference/device-plugins.md").read_text()
-    assert f"`Allocate` responses of up to {kibibytes(messages.MAX_ANSWER_BYTES)}" in text
+    assert f"`Allocate` responses of up to {kibibytes(messages.MAX_RESPONSE_BYTES)}" in text
     assert f"other messages of up to {kibibytes(wire.MAX_MESSAGE_BYTES)}" in text
 
 

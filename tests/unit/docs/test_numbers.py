@@ -56,7 +56,7 @@ SENTENCES = {
         f"The database has schema version {schema.VERSION}",
     ],
     "reference/node-plugin": [
-        f"A call times out after {server.ANSWER_SECONDS:.0f} s",
+        f"A call times out after {server.RESPONSE_SECONDS:.0f} s",
         f"A request times out after {httpserver.REQUEST_SECONDS:.0f} s",
         f"Each port accepts at most {httpserver.MAX_CONNECTIONS} connections",
         f"otherwise after {minutes(queue.SLOW_SECONDS)} minutes",

@@ -15,12 +15,12 @@ A, B = reference("a"), reference("b")
 
 @pytest.fixture
 def calls() -> ClaimCalls:
-    return ClaimCalls(DRIVER, answer_seconds=40)
+    return ClaimCalls(DRIVER, response_seconds=40)
 
 
 async def begin(calls: ClaimCalls, *claims, operation="prepare") -> asyncio.Task:
     """Begin a call, which is not answered within a second."""
-    call = asyncio.create_task(calls.answer(operation, claims, method="test"))
+    call = asyncio.create_task(calls.handle(operation, claims, method="test"))
     await asyncio.sleep(1)
     assert not call.done()
     return call
@@ -30,14 +30,14 @@ async def test_a_text_that_grpc_would_refuse_is_sent_all_the_same(calls, claims,
     claims.errors = {"a": "/mnt/\udce9 is gone"}
     calls.serve(queue)
     for operation in ("prepare", "unprepare"):
-        answers = await calls.answer(operation, [A], method="test")
+        answers = await calls.handle(operation, [A], method="test")
         assert answers["a"].error == "/mnt/\\udce9 is gone"
 
 
 async def test_a_text_without_end_is_cut(calls, claims, queue):
     claims.errors = {"a": "x" * 5_000_000}
     calls.serve(queue)
-    answers = await calls.answer("prepare", [A], method="test")
+    answers = await calls.handle("prepare", [A], method="test")
     assert answers["a"].error is not None
     assert len(answers["a"].error) < 5000
 
@@ -66,7 +66,7 @@ async def test_a_call_that_waits_too_long_is_asked_again(calls, queue, claims, l
     }
     assert looptime == 40
     calls.serve(queue)
-    assert (await calls.answer("prepare", [A], method="test"))["a"].error is None
+    assert (await calls.handle("prepare", [A], method="test"))["a"].error is None
     assert claims.begun == ["prepare a"]
 
 
@@ -106,14 +106,14 @@ async def test_a_stop_ends_the_waits_at_once(calls, queue, claims, looptime):
     assert (await call)["a"].error == stopping
     for source in (queue, None):
         calls.serve(source)
-        assert (await calls.answer("prepare", [A], method="test"))["a"].error == stopping
+        assert (await calls.handle("prepare", [A], method="test"))["a"].error == stopping
     assert looptime == 1
     assert claims.begun == []
 
 
 @pytest.mark.looptime
 async def test_calls_that_need_no_instance_do_not_wait(calls, looptime):
-    assert await calls.answer("prepare", [], method="test") == {}
-    answers = await calls.answer("prepare", [reference("../a")], method="test")
+    assert await calls.handle("prepare", [], method="test") == {}
+    answers = await calls.handle("prepare", [reference("../a")], method="test")
     assert "invalid UID" in answers["../a"].error
     assert looptime == 0

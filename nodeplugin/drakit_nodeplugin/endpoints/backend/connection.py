@@ -81,7 +81,7 @@ IGNORED_SECONDS = 60.0
 
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
-ANSWER_SECONDS = 30.0
+RESPONSE_SECONDS = 30.0
 """How long calls in flight have to end on a connection that was handed over."""
 
 LOST = "the connection to its backend was lost"
@@ -329,7 +329,7 @@ HELD_PACE_SECONDS = 0.5
 """Minimum time between two messages about held devices, because a batch of pods changes them
 often."""
 
-MAX_ANSWER_BYTES = 1024 * 1024
+MAX_RESPONSE_BYTES = 1024 * 1024
 """Maximum size of a response to ApplyPolicies: a problem of 1,024 characters for each of 256
 policies."""
 
@@ -388,7 +388,7 @@ class BackendPolicies:
 
     def _invalid(self, raw: bytes, policies: AnyPolicies) -> Mapping[str, str]:
         """Return the problems of policies. Raises DeviceFailedError if all are refused."""
-        if len(raw) > MAX_ANSWER_BYTES:
+        if len(raw) > MAX_RESPONSE_BYTES:
             raise GarbageError("more than 1 MiB")
         answer = parse(pb.ApplyPoliciesResponse, raw)
         if answer.error:
@@ -562,7 +562,7 @@ class BackendEndpoint(Endpoint):
         assert isinstance(connection, BackendConnection)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(RESPONSE_SECONDS):
                     await connection.idle.wait()
         finally:
             await connection.close()

@@ -304,7 +304,7 @@ def pool_of(resource: str) -> str:
 
 # ---------------------------------------------------------------- responses to Allocate
 
-MAX_ANSWER_BYTES = 1024 * 1024
+MAX_RESPONSE_BYTES = 1024 * 1024
 """Maximum size of a response to Allocate, which is stored in the checkpoint and in a CDI file."""
 
 MAX_PARTS = 256
@@ -319,7 +319,7 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 """The device nodes of each host path: their paths below it, and their own paths."""
 
 
-class BadAnswerError(Exception):
+class BadResponseError(Exception):
     """An unusable response. The message is the end of a sentence, after "answered with"."""
 
 
@@ -329,10 +329,10 @@ def edits_in(
     """Return the edits of an AllocateResponse for one container, and whether it has annotations
     that a container cannot get. Raises :class:`DeviceFailedError`, which names the plugin."""
     try:
-        answer = allocate_answer(raw)
+        answer = allocate_response(raw)
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
         edits = edits_of(answer, nodes)
-    except (BadAnswerError, TooManyNodesError) as error:
+    except (BadResponseError, TooManyNodesError) as error:
         problem = f"answered Allocate with {error}; this is a bug in the device plugin"
     else:
         problem = rights.edits_problem(edits)
@@ -341,32 +341,32 @@ def edits_in(
     raise DeviceFailedError(f"{plugin} {problem}", index=0)
 
 
-def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
+def allocate_response(raw: bytes) -> pb.ContainerAllocateResponse:
     """Parse the response for the single container in an AllocateResponse. Raises
-    :class:`BadAnswerError`."""
-    if len(raw) > MAX_ANSWER_BYTES:
-        raise BadAnswerError(f"more than {MAX_ANSWER_BYTES // 1024} KiB")
+    :class:`BadResponseError`."""
+    if len(raw) > MAX_RESPONSE_BYTES:
+        raise BadResponseError(f"more than {MAX_RESPONSE_BYTES // 1024} KiB")
     try:
         answers = parse(pb.AllocateResponse, raw).container_responses
     except GarbageError as error:
-        raise BadAnswerError(str(error)) from None
+        raise BadResponseError(str(error)) from None
     if len(answers) != 1:
         number = "more than 1 container_response" if answers else "no container_response"
-        raise BadAnswerError(f"{number} for 1 request")
+        raise BadResponseError(f"{number} for 1 request")
     return answers[0]
 
 
 def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
     """Return the host paths of a response's device nodes, without duplicates. Raises
-    :class:`BadAnswerError`."""
+    :class:`BadResponseError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
     if any(len(kind) > MAX_PARTS for kind in kinds):
-        raise BadAnswerError(f"more than {MAX_PARTS} entries of one kind")
+        raise BadResponseError(f"more than {MAX_PARTS} entries of one kind")
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
 def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
-    """Return the edits. Raises :class:`BadAnswerError` if CDI does not allow them."""
+    """Return the edits. Raises :class:`BadResponseError` if CDI does not allow them."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
@@ -376,7 +376,7 @@ def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
     try:
         container_edits(edits)
     except InvalidEditsError as error:
-        raise BadAnswerError(f"content that a CDI spec cannot contain: {error}") from None
+        raise BadResponseError(f"content that a CDI spec cannot contain: {error}") from None
     return edits
 
 
@@ -404,7 +404,7 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
             nodes.setdefault(path, node)
         if len(nodes) > MAX_PARTS:
             text = f"more than {MAX_PARTS} device nodes, including those in directories"
-            raise BadAnswerError(text)
+            raise BadResponseError(text)
     return tuple(nodes.values())
 
 

@@ -79,7 +79,7 @@ IN_LOOP_BYTES = 16 * 1024
 """Maximum size of a message that is parsed in the daemon's loop: about 250 devices, and about 2.5
 ms. A thread parses larger messages."""
 
-ANSWER_IN_LOOP_BYTES = 2 * 1024
+RESPONSE_IN_LOOP_BYTES = 2 * 1024
 """Maximum size of a response to Allocate that is converted in the daemon's loop. That takes less
 than a tenth of a millisecond; a thread takes twice as long."""
 
@@ -312,7 +312,7 @@ class PluginClient:
     async def _edits_in(self, answer: bytes) -> tuple[Edits, bool]:
         """Convert a response, in a thread if it is large or names directories."""
         read = partial(edits_in, answer, plugin=self._plugin, rights=self._rights)
-        if len(answer) <= ANSWER_IN_LOOP_BYTES:
+        if len(answer) <= RESPONSE_IN_LOOP_BYTES:
             with suppress(DirectoryError):
                 return read(devices=replace(self._devices, walk=False))
         return await asyncio.to_thread(read, devices=self._devices)

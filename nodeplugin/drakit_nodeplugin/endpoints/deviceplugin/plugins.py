@@ -49,7 +49,7 @@ from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.sources import Diagnostics, HostContext
 from drakit_nodeplugin.endpoints.wire import shown
 from drakit_nodeplugin.reasons import NodeReason
-from drakit_nodeplugin.state.podresources import KubeletAnswer
+from drakit_nodeplugin.state.podresources import DeviceManagerResources
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedPlugin
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- the kubelet's resources
 
-ANSWER_SECONDS = 2.0
+RESPONSE_SECONDS = 2.0
 """Time limit for a response. A plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
@@ -91,7 +91,7 @@ class Bar:
 class KubeletResources:
     """Polls the kubelet, and remembers its resources."""
 
-    def __init__(self, read: Callable[[], Awaitable[KubeletAnswer]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[DeviceManagerResources]]) -> None:
         self._read = read
         self._named: Mapping[str, bool] = {}
         """The resources in the last response."""
@@ -161,10 +161,10 @@ class KubeletResources:
         """Poll the kubelet."""
         # Concurrent callers share one call of the client.
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(RESPONSE_SECONDS):
                 answer = await self._read()
         except TimeoutError:
-            self._note({}, f"the kubelet did not respond within {ANSWER_SECONDS:g} s")
+            self._note({}, f"the kubelet did not respond within {RESPONSE_SECONDS:g} s")
         except Exception as error:  # the client is passed in, so its errors are unknown
             self._note({}, str(error) or type(error).__name__)
         else:
@@ -237,7 +237,7 @@ class DevicePluginsSource:
         *,
         where: str,
         metadata_files: bool = False,
-        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
+        kubelet_resources: Callable[[], Awaitable[DeviceManagerResources]],
         plugins: Mapping[str, AllowedPlugin],
         devices: HostDeviceNodes | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import plugin_connection, plugin_r
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext
-from drakit_nodeplugin.state.podresources import KubeletAnswer
+from drakit_nodeplugin.state.podresources import DeviceManagerResources
 from tests.fakes.direct import call
 from tests.unit.endpoints.camera import NODE, until
 
@@ -88,10 +88,10 @@ class World:
     def stopped(self, endpoint, reason) -> None:
         self.reports.setdefault(endpoint, []).append(reason)
 
-    async def resources(self) -> KubeletAnswer:
+    async def resources(self) -> DeviceManagerResources:
         if isinstance(self.kubelet, Exception):
             raise self.kubelet
-        return KubeletAnswer(resources=self.kubelet, unknown=self.unknown)
+        return DeviceManagerResources(resources=self.kubelet, unknown=self.unknown)
 
     def health(self, resource: str = THING) -> dict[str, str]:
         """Devices as they were last reported; none while the endpoint is stopped."""

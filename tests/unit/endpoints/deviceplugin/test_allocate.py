@@ -12,8 +12,8 @@ import pytest
 from drakit.device import DeviceNode, Mount
 from drakit_formats.cdi import build_spec
 from drakit_nodeplugin.endpoints.deviceplugin.messages import (
-    BadAnswerError,
-    allocate_answer,
+    BadResponseError,
+    allocate_response,
     edits_of,
     host_paths,
     lost_annotations,
@@ -103,21 +103,21 @@ def test_the_edits_can_be_written():
     ],
 )
 def test_edits_that_cdi_does_not_allow_are_refused(wrong):
-    with pytest.raises(BadAnswerError, match="a CDI spec cannot contain"):
+    with pytest.raises(BadResponseError, match="a CDI spec cannot contain"):
         edits_of(wrong, {})
 
 
 def test_an_answer_without_end_is_refused():
-    with pytest.raises(BadAnswerError, match="more than 256"):
+    with pytest.raises(BadResponseError, match="more than 256"):
         host_paths(answer(envs={str(number): "" for number in range(257)}))
-    with pytest.raises(BadAnswerError, match="more than 256"):
+    with pytest.raises(BadResponseError, match="more than 256"):
         host_paths(answer(annotations={"cdi.k8s.io/x": ",".join(map(str, range(257)))}))
 
 
 def test_directories_with_many_device_nodes_are_refused():
     nodes = {"/dev/x": [(str(number), f"/dev/x/{number}") for number in range(200)]}
     twice = [node("/dev/a", "/dev/x"), node("/dev/b", "/dev/x")]
-    with pytest.raises(BadAnswerError, match="more than 256 device nodes"):
+    with pytest.raises(BadResponseError, match="more than 256 device nodes"):
         edits_of(answer(devices=twice), nodes)
 
 
@@ -150,8 +150,8 @@ def answered(answer):
     ],
 )
 def test_an_answer_without_end_is_not_read(raw, text):
-    with pytest.raises(BadAnswerError, match=text):
-        allocate_answer(raw)
+    with pytest.raises(BadResponseError, match=text):
+        allocate_response(raw)
 
 
 # ------------------------------------------------------------ paths on the host

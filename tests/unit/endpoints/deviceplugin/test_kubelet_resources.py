@@ -11,17 +11,17 @@ import pytest
 from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_nodeplugin.endpoints.deviceplugin import plugins
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import KubeletResources
-from drakit_nodeplugin.state.podresources import KubeletAnswer
+from drakit_nodeplugin.state.podresources import DeviceManagerResources
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.camera import until
 from tests.unit.endpoints.deviceplugin.conftest import THING, World
 
 SILENT = OSError("the kubelet's podresources cannot be read")
-PARTIAL = KubeletAnswer(resources={}, unknown="the kubelet does not list our own pod")
-FREE = KubeletAnswer(resources={})
-SERVED = KubeletAnswer(resources={THING: True})
-HELD = KubeletAnswer(resources={THING: False})
-OTHER = KubeletAnswer(resources={"vendor.example/other": True})
+PARTIAL = DeviceManagerResources(resources={}, unknown="the kubelet does not list our own pod")
+FREE = DeviceManagerResources(resources={})
+SERVED = DeviceManagerResources(resources={THING: True})
+HELD = DeviceManagerResources(resources={THING: False})
+OTHER = DeviceManagerResources(resources={"vendor.example/other": True})
 
 
 # ------------------------------------------------------------ conclusions from the responses
@@ -30,11 +30,11 @@ OTHER = KubeletAnswer(resources={"vendor.example/other": True})
 class Kubelet:
     """Answers, one after another; the last one stays."""
 
-    def __init__(self, *answers: KubeletAnswer | Exception) -> None:
+    def __init__(self, *answers: DeviceManagerResources | Exception) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    async def read(self) -> KubeletAnswer:
+    async def read(self) -> DeviceManagerResources:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -43,7 +43,7 @@ class Kubelet:
 
 
 async def free_after(
-    *answers: KubeletAnswer | Exception, pause: float, limit: float = 600
+    *answers: DeviceManagerResources | Exception, pause: float, limit: float = 600
 ) -> float:
     """Poll at this interval, and return the seconds until the resource is free."""
     resources, loop = KubeletResources(Kubelet(*answers).read), asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def test_a_resource_that_no_plugin_wanted_while_the_kubelet_had_it_does_no
 
 @pytest.mark.looptime
 async def test_a_kubelet_that_hangs_is_waited_for_once_for_all_plugins(looptime):
-    async def hang() -> KubeletAnswer:
+    async def hang() -> DeviceManagerResources:
         await asyncio.sleep(3600)
         return FREE
 
@@ -252,7 +252,7 @@ async def test_without_plugins_the_kubelet_is_asked_no_more_once_its_answers_agr
     asked = 0
     resources = world.resources
 
-    async def count() -> KubeletAnswer:
+    async def count() -> DeviceManagerResources:
         nonlocal asked
         asked += 1
         return await resources()
