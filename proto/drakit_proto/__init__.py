@@ -1,6 +1,7 @@
 """
-Contracts as .proto files and the stubs generated from them: the kubelet's, and ours with backends.
+The contracts as .proto files, and the stubs that are generated from them: those of the kubelet, and
+drakit's own contract with backends.
 
-Field numbers and service names are the wire's and never change; the comments are in the .proto
-files. ``tools/generate_proto.py`` makes the stubs.
+Field numbers and service names are part of the wire format and never change. The .proto files
+contain the comments. ``tools/generate_proto.py`` generates the stubs.
 """

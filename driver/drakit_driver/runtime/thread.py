@@ -65,8 +65,8 @@ MAX_YIELDS = 2000
 below this limit; a loop that does not wait far exceeds it."""
 
 COUNTED_DEVICES = 8_192
-"""Number of devices that is treated as one more inventory, because processing them takes as
-long."""
+"""An inventory is counted again for each multiple of this number of devices, because processing it
+takes longer."""
 
 SNAPSHOT_SECONDS = 0.05
 """Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000

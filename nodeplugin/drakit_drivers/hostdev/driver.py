@@ -1,7 +1,7 @@
 """
 The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
-Preparing a claim uses a new scan, never the last one, because meanwhile a stick may have been
+Preparing a claim uses a new scan, never the last one, because in the meantime a stick may have been
 replugged with a different number, or a zram device mounted. That scan reads only what the devices
 of the batch need.
 

@@ -67,7 +67,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doubt:
-    """Why no new claim must get a device that is published."""
+    """Why new claims must not get a published device."""
 
     kind: Literal["renumbered", "shared", "unreadable"]
     """

@@ -137,8 +137,8 @@ class ClaimQueue:
 
     async def drain(self, *, timeout_seconds: float | None = None) -> bool:
         """
-        Wait until nothing is in flight, including calls that arrive meanwhile. Return False on a
-        timeout. From now on, only calls get turns.
+        Wait until nothing is in flight, including calls that arrive in the meantime. Return False
+        on a timeout. From now on, only calls get turns.
         """
         self._draining = True
         with suppress(TimeoutError):

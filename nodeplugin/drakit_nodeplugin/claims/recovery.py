@@ -239,7 +239,7 @@ class SpecRestorer:
             try:
                 same = self._specs.read(claim.uid) == claim.cdi_spec
             except OSError:
-                same = False  # the write shows what is wrong, for this claim only
+                same = False  # the write shows the problem, for this claim only
             if not same or self._metadata.differs(claim):
                 differing.add(claim.uid)
         return differing

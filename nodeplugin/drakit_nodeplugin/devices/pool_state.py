@@ -379,7 +379,8 @@ class PoolState:
                 frozenset(before_main - content.devices.keys() - gone),
                 frozenset(before_fallback - fallback.keys() - gone),
             )
-        # Keep them in both inventories, whichever had them and whichever is published.
+        # Keep them in both inventories, regardless of which one had them and which one is
+        # published.
         for entries, before, missing in (
             (self._devices, {**every, **old}, gone | self._vanished[0]),
             (self._fallback, every, gone | self._vanished[1]),

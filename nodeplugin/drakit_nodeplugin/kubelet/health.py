@@ -157,7 +157,7 @@ class HealthServicer:
     async def NodeWatchResources(
         self, request: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        # Send metadata at once: the first message may take a long time, and without metadata a
+        # Send metadata immediately: the first message may take a long time, and without metadata a
         # client cannot detect that the stream is open.
         await context.send_initial_metadata(())
         if not await self._service.until_served():

@@ -287,8 +287,8 @@ class Checkpoint:
         self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False
     ) -> ResultT:
         """Run work in the writer's thread. If the work relies on the entries being `complete`, it
-        fails if the database was meanwhile opened and has lost some, because the caller does not
-        know that yet."""
+        fails if the database was reopened in the meantime and has lost some, because the caller
+        does not know that yet."""
         if self._closed or not self._wanted:
             raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()

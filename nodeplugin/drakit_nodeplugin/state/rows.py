@@ -119,7 +119,8 @@ def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
 def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
     """Return the claims whose device nodes have identities, and possibly others. Raises
     DamagedRowError."""
-    # A body can have 128 KiB of opaque parameters. A quoted text within a JSON text differs.
+    # A body can have 128 KiB of opaque parameters, so don't parse it. In a JSON string, the quotes
+    # are escaped, so they do not match.
     query = f"{_SELECT} WHERE instr(body, CAST('\"identity\":' AS BLOB)) > 0"
     return [row.claim for row in _load(connection.execute(query))]
 

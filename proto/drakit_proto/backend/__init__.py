@@ -1,1 +1,1 @@
-"""Our contract with backends: drivers in any language, as the node plugin calls them."""
+"""drakit's contract with backends, which are drivers in any language."""

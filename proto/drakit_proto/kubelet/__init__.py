@@ -1,1 +1,1 @@
-"""The kubelet's contracts with plugins: how one registers, and what it is asked afterwards."""
+"""The kubelet's contracts with plugins: registration, and the calls after it."""

@@ -1,1 +1,1 @@
-"""The kubelet's device plugin API, as plugins know it."""
+"""The kubelet's device plugin API."""

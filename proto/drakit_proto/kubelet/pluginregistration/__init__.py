@@ -1,1 +1,1 @@
-"""How a plugin makes itself known to the kubelet."""
+"""The registration of plugins with the kubelet."""

@@ -1,1 +1,1 @@
-"""The kubelet's device plugin API, version v1beta1: the only one that there is."""
+"""The kubelet's device plugin API, version v1beta1, which is the only version."""

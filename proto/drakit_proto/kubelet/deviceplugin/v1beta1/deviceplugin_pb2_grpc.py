@@ -148,7 +148,7 @@ class DevicePluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAndWatch(self, request, context):
-        """All devices at once, and all again at every change.
+        """Each message contains all devices. It is sent at the start and after every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

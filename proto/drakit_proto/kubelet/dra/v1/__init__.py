@@ -1,1 +1,1 @@
-"""The DRA service of kubelets from 1.34 on."""
+"""The DRA service of kubelets since 1.34."""

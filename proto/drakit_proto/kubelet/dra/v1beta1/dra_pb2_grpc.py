@@ -50,16 +50,16 @@ class DRAPluginServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodePrepareResources(self, request, context):
-        """Called before a pod's containers are created, with those claims of the pod that are not
-        prepared yet and have devices of this driver. Called again until every claim succeeded.
+        """Called before a pod's containers are created, with the pod's unprepared claims that have devices
+        of this driver. Repeated until every claim has succeeded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NodeUnprepareResources(self, request, context):
-        """Called when no container of any pod on the node uses the claims any more. Called again until
-        every claim succeeded, so a claim that is not prepared is a success.
+        """Called when no container of any pod on the node uses the claims any more. Repeated until every
+        claim has succeeded, so a claim that is not prepared is a success.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,1 +1,1 @@
-"""The health stream of kubelets from 1.37 on."""
+"""The health stream of kubelets since 1.37."""

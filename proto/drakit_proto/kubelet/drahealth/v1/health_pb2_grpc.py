@@ -45,7 +45,7 @@ class DRAResourceHealthServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodeWatchResources(self, request, context):
-        """One stream for each plugin that the kubelet knows; it is opened again when it ends.
+        """One stream for each registered plugin. The kubelet reopens a stream that ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,1 +1,1 @@
-"""Registration, the only version that kubelets speak."""
+"""Registration, version v1, which is the only version that kubelets support."""

@@ -50,15 +50,15 @@ class RegistrationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetInfo(self, request, context):
-        """Asked as soon as the socket appears. The kubelet waits 1 s for the answer.
+        """Called as soon as the socket appears. The kubelet waits 1 s for the response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NotifyRegistrationStatus(self, request, context):
-        """Told once the kubelet has accepted or refused the plugin. A refused plugin is not asked again
-        until its socket is created anew.
+        """Called when the kubelet has accepted or rejected the plugin. The kubelet does not call a rejected
+        plugin again until its socket is recreated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

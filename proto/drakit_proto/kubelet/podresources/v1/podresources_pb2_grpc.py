@@ -55,8 +55,8 @@ class PodResourcesListerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """All pods that are not at their end. Of a pod's containers init containers are left out, but
-        for those that keep running as sidecars.
+        """All pods that have not terminated. Init containers are omitted, except for those that keep running
+        as sidecars.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,7 +69,7 @@ class PodResourcesListerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """One pod; an error if there is none. On by default since 1.34, as dynamic_resources are.
+        """One pod, or an error if there is none. Enabled by default since 1.34, like dynamic_resources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
