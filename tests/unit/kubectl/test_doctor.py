@@ -202,7 +202,12 @@ POOL = f"Pool {DRIVER}/n1"
     ("spoil", "subject", "text", "fix"),
     [
         pytest.param(incomplete, POOL, "incomplete: 1 of 2 slices", "must publish all slices"),
-        pytest.param(emptied, POOL, "empty: slices of generations before 2", "read the log of"),
+        pytest.param(
+            emptied,
+            POOL,
+            "empty: the scheduler ignores slices of generations before 2",
+            "read the log of",
+        ),
         pytest.param(
             unreachable,
             f"Pool {DRIVER}/net",

@@ -296,7 +296,7 @@ async def test_without_a_required_kind_nothing_is_complete_and_the_reason_is_rep
     cluster.forbidden.add(("watch", kind.plural))
     async with follow(complete=False) as followed:
         await until(followed.sources.problem)
-        reason = f"{kind} cannot be listed: the operator may not watch it"
+        reason = f"{kind} cannot be listed: the operator is not allowed to watch {kind.plural}"
         assert reason in followed.sources.problem()
         await until(lambda: followed.numbers.count("kind_listed{") == len(KINDS))
         assert f'kind_listed{{kind="{kind}"}} 0.0' in followed.numbers
