@@ -161,7 +161,7 @@ async def test_one_device_has_its_attributes_capacity_and_rules(mixed, run):
 async def test_an_unknown_device_is_not_found(mixed, run):
     code, out, error = await run("devices", "n9/free")
     assert (code, out) == (5, "")
-    assert error == 'error: no driver, pool or device has the name "n9/free"\n'
+    assert error == 'error: no driver, pool or device is named "n9/free"\n'
 
 
 async def test_claims_of_one_device(mixed, run):

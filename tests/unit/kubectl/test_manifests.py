@@ -511,10 +511,10 @@ async def test_a_pod_claim_without_a_source_is_named(planned, two):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("kind: [", "no YAML"),
-        ("!!int x", "no YAML"),
-        ("&a [*a]", "no YAML"),
-        ("- 1", "no object"),
+        ("kind: [", "not YAML"),
+        ("!!int x", "not YAML"),
+        ("&a [*a]", "not YAML"),
+        ("- 1", "not an object"),
         ("{apiVersion: v1, kind: Service}", "none of the kinds"),
         ("{apiVersion: example.com/v1, kind: Job}", "none of the kinds"),
         ("{apiVersion: v1}", "no kind"),
