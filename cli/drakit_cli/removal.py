@@ -291,7 +291,7 @@ def _ready(body: Object) -> bool:
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], *, seconds: float) -> None:
-    """Wait until a condition holds, but not longer than some time."""
+    """Wait until a condition holds, or until the timeout."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not await condition():
         if asyncio.get_running_loop().time() >= deadline:

@@ -100,7 +100,7 @@ def _of_class(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes an empty key as other keys."""
+    """Writes an empty key in the same form as other keys."""
 
     def check_simple_key(self) -> bool:
         return isinstance(self.event, yaml.ScalarEvent) or super().check_simple_key()

@@ -105,8 +105,8 @@ def migrate(options: argparse.Namespace) -> int:
 
 
 def policies(options: argparse.Namespace) -> int:
-    """Apply the HostDevicePolicies in a file for a release, and delete its others. Return the exit
-    code."""
+    """Apply the HostDevicePolicies in a file for a release, and delete the other policies of the
+    release. Return the exit code."""
     owner = Owner.parse(options.release)
     wanted = _read(options.file)
     return fetch_checked(options, lambda session: apply_policies(session, owner, wanted))
@@ -341,8 +341,8 @@ def _established(body: Mapping[str, Any]) -> bool:
 
 
 async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, Any]) -> int:
-    """Apply the policies of a release, and delete its others. Return 1 if one is rejected. A
-    rejected policy does not affect the others."""
+    """Apply the policies of a release, and delete the other policies of the release. Return 1 if
+    one is rejected. A rejected policy does not affect the others."""
     try:
         listed = await _list(session, wait=bool(wanted))
     except NotFoundError:

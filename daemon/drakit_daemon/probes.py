@@ -36,7 +36,7 @@ REPORT_SECONDS = 5.0
 
 
 class Probed(Protocol):
-    """A daemon, from the point of view of probes and metrics."""
+    """The state of a daemon that the probes and metrics show."""
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process; empty if it is healthy."""

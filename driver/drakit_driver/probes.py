@@ -68,7 +68,7 @@ class Monitor:
         self._buckets: dict[str, list[int]] = {}
 
     def watch(self, service: ServiceT) -> ServiceT:
-        """Wrap a service for gRPC, so that its methods are monitored."""
+        """Wrap a gRPC service so that its methods are monitored."""
         return cast("ServiceT", _Monitored(service, self))
 
     async def call(self, name: str, method: _Method, request: Any, context: _Context) -> Any:
@@ -187,7 +187,7 @@ def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> li
 
 
 class Probed(Protocol):
-    """A driver's server, from the point of view of its probes."""
+    """The state of a driver's server that its probes show."""
 
     monitor: Monitor
 

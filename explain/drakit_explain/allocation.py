@@ -124,7 +124,7 @@ MAX_RESULTS = 32
 
 
 class Failure(Enum):
-    """The kind of an allocator error, if sentences about it differ."""
+    """The kind of an allocator error. Each kind has its own sentences."""
 
     SELECTOR = "selector"
     """The selector fails at a device, or does not compile."""

@@ -119,7 +119,8 @@ class Tally(NamedTuple):
         return self.free >= request.count
 
     def would_do(self, request: Request, *, untainted: bool = False) -> bool:
-        """Return whether there are enough devices when claims release them, and without taints."""
+        """Return whether enough devices would be free if claims released them. If `untainted`,
+        taints are ignored, too."""
         if request.every:
             return bool(self.total) and (untainted or not self.tainted)
         return self.total - (0 if untainted else self.tainted) >= request.count

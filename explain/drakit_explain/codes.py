@@ -67,7 +67,8 @@ class Code(StrEnum):
     """Each request by itself could be allocated, but no node has devices for all of them."""
 
     SEARCH_FAILED = "SearchFailed"
-    """The scheduler's search ends with an error of its own, and gives up the pod on all nodes."""
+    """The scheduler's search ends with an error of its own, and the scheduler gives up on the pod,
+    on all nodes."""
 
     RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
     QUOTA_EXCEEDED = "QuotaExceeded"
@@ -148,7 +149,7 @@ class Finding(_Problem):
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
-        """Return a reason about an object. `start` is the rest of its sentence."""
+        """Return a reason about an object. Its sentence begins with `start`."""
         return Reason(
             code=self.code,
             sentence=f"{start}{self.what}",
@@ -232,7 +233,7 @@ def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:
 
 
 def with_limits(reason: Reason, world: World) -> Reason:
-    """Add to the sentence of a reason about devices which facts it does not consider."""
+    """Add to the sentence of a reason about devices the facts that it does not consider."""
     if reason.code in _MISSING or reason.code in _WITHOUT_SLICES:
         return reason
     words = [word for kind, word in _LIMITS if kind in world.hidden]

@@ -59,7 +59,8 @@ class Events:
         )
 
     def instead_of(self, advice: str, event: Event | None) -> str:
-        """Return an Event instead of the advice to read it, or who may read it."""
+        """Replace the advice to read an Event: return the Event if it is known, or advice on how to
+        read it without the permission."""
         if event is not None:
             return str(event)
         if self.hidden:

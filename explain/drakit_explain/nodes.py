@@ -149,7 +149,8 @@ class UsableNodes:
         self._with_room: dict[object, Nodes] = {}
 
     def of(self, pod: PodFacts, allocated: Sequence[ClaimFacts], budget: Budget) -> Nodes:
-        """Return the nodes for a pod with these allocated claims."""
+        """Return each node with the reason why a pod with these allocated claims cannot use it, or
+        None."""
         self._refresh()
         nodes = self._room(pod, budget)
         restricted = [claim for claim in allocated if claim.nodes is not None]

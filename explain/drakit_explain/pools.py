@@ -13,7 +13,7 @@ and the allocators (``structured/internal`` in ``k8s.io/dynamic-resource-allocat
 
 In all of these releases, each error of the allocator except ``ErrFailedAllocationOnNode`` makes
 ``Filter`` return an error. With this error, ``findNodesThatPassFilters``
-(``pkg/scheduler/schedule_one.go``) gives up the pod on all nodes. These are the errors:
+(``pkg/scheduler/schedule_one.go``) gives up on the pod, on all nodes. These are the errors:
 
 * a selector that fails or does not compile
 * a request for all devices on a node with a pool that is incomplete or invalid
@@ -72,7 +72,8 @@ class Rules:
 
     ends_at_timeout: bool
     """
-    The timeout of the filter (10 s) gives up the pod on all nodes. Before 1.36, only on the node.
+    If the filter reaches its timeout (10 s), the scheduler gives up on the pod, on all nodes.
+    Before 1.36, it skips only this node.
 
     Source: the case ``context.DeadlineExceeded`` of ``Filter`` in 1.36.3 and 1.37.2.
     """

@@ -170,7 +170,8 @@ _CODES = {
 
 
 def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
-    """Return why the scheduler gives up a pod, whatever the nodes without these errors offer."""
+    """Return why the scheduler gives up on a pod, even if the pod fits on nodes without these
+    errors."""
     nodes: dict[Failure, list[str]] = {}
     for name in judged.fatal:
         nodes.setdefault(failure_of(judged.answers[name].text), []).append(name)
@@ -224,12 +225,13 @@ _GAVE_UP = 'running "DynamicResources" filter plugin'
 
 
 def is_given_up(pod: PodFacts) -> bool:
-    """Return whether the scheduler reports that it gave up the pod because of an error."""
+    """Return whether the scheduler reports that it gave up on the pod because of an error."""
     return _GAVE_UP in pod.scheduling_message
 
 
 def reported_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
-    """Return the error with which the scheduler gave up the pod, if only the scheduler knows it."""
+    """Return the error because of which the scheduler gave up on the pod, if only the scheduler
+    knows it."""
     if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:
         return Finding(
             code=Code.SEARCH_FAILED,
@@ -363,7 +365,8 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
 def counted_shortage(
     trial: Trial, reports: Mapping[str, Sequence[RequestReport]], *, reader: str | None
 ) -> list[str]:
-    """Return the findings of the counts where the allocator has no result."""
+    """Return the findings from drakit's own counts, for claims without a result of the
+    allocator."""
     try:
         return [
             f"according to drakit's own counts, {found.what}"

@@ -66,8 +66,8 @@ class Trial:
     """UIDs of the pod's allocated claims, whose devices it needs, too."""
 
     fatal: Sequence[str] = ()
-    """Nodes with an error because of which the scheduler gives up the pod on all nodes. One node of
-    each profile."""
+    """Nodes with an error because of which the scheduler gives up on the pod, on all nodes.
+    Contains one node of each profile."""
 
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
@@ -168,8 +168,8 @@ class Trial:
         claims: Sequence[AskedClaim] | None = None,
         changes: Changes = NO_CHANGES,
     ) -> Verdict | None:
-        """Return the allocator's verdict about a node, with unchanged facts unless something is
-        replaced. None if the query is planned."""
+        """Return the allocator's verdict about a node, or None if the query for it is planned.
+        `claims` and `changes` replace facts of the world."""
         self.budget.spend(_STEPS_PER_ANSWER)
         asked = self.wanted if claims is None else claims
         return self.verdicts.find(asked, node, self.budget, changes)
@@ -311,7 +311,8 @@ class Judged:
     """The node on which all drivers of the devices are registered, if the pod fits there."""
 
     fatal: tuple[str, ...] = ()
-    """Nodes with an error that gives up the pod, in the order of the nodes."""
+    """Nodes with an error because of which the scheduler gives up on the pod, in the order of the
+    nodes."""
 
     chance: bool = False
     """Whether the scheduler may find a node before it meets such an error."""
@@ -324,7 +325,7 @@ class Judged:
 
     @property
     def fails(self) -> bool:
-        """Whether an error that no count explains gives up the pod."""
+        """Whether the scheduler gives up on the pod because of an error that no count explains."""
         return any(failure_of(self.answers[name].text) is Failure.OTHER for name in self.fatal)
 
 
@@ -460,7 +461,8 @@ class _Nodes:
         return list(found.values())[:MAX_OTHERS]
 
     def is_registered(self, node: str) -> bool:
-        """Return whether no report denies that the drivers of a result are registered."""
+        """Return whether the drivers of a result are registered. A driver is treated as registered
+        unless a report denies it."""
         drivers = self.answers[node].drivers
         return not any(not_registered(each, node, self.trial.world) for each in drivers)
 

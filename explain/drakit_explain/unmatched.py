@@ -224,8 +224,8 @@ def _accessed(match: re.Match[str]) -> str:
 def _published(
     compared: Collection[str], world: World
 ) -> tuple[dict[str, dict[object, None]], set[str]]:
-    """Return the attributes of all devices, those in `compared` with their values, and the
-    capacities."""
+    """Return the attributes and the capacities of all devices. Only the attributes in `compared`
+    have their values."""
     attributes: dict[str, dict[object, None]] = {}
     capacities: set[str] = set()
     kinds: dict[tuple[str, int], list[tuple[str, int]]] = {}

@@ -25,7 +25,7 @@ class VerdictOutcome(Enum):
     """The claims cannot be allocated on this node."""
 
     FATAL = "fatal"
-    """The scheduler gives up the pod, regardless of other nodes."""
+    """The scheduler gives up on the pod, regardless of other nodes."""
 
     UNDECIDED = "undecided"
     """Nothing is certain. The message contains the reason."""
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def fatal(self) -> bool:
-        """Whether the scheduler gives up the pod on all nodes, as :mod:`.pools` describes."""
+        """Whether the scheduler gives up on the pod, on all nodes, as :mod:`.pools` describes."""
         return self.outcome is VerdictOutcome.FATAL
 
     @property

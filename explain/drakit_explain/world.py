@@ -75,7 +75,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """An object before and after a change. None where there is none."""
+    """An object before and after a change. `old` is None for a new object, `new` for a removed
+    one."""
 
     name: Name
     old: Fact | None

@@ -170,7 +170,8 @@ class ContentBudgets:
         return True
 
     def _has_room(self, content: _Content, used_bytes: int) -> bool:
-        """Return whether content fits, after namespaces with more content have lost some."""
+        """Make room for content: namespaces with more content lose some of theirs. Return whether
+        the content fits."""
         if self._used_bytes + content.size_bytes <= self._limit_bytes:
             return True
         used_before = self._used_bytes

@@ -71,7 +71,8 @@ def _without_collector() -> Generator[None]:
     Stop Python's cyclic collector.
 
     The facts of a cluster are hundreds of thousands of objects that live as long as the command,
-    and the collector would visit them again and again: half of the time with 100,000 claims.
+    and the collector would visit them repeatedly. With 100,000 claims, that would take half of the
+    time.
     """
     gc.disable()
     try:

@@ -53,7 +53,7 @@ class Device:
         return DeviceID(*self.pool.identity, self.row.name)
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the device as JSON."""
         return {
             "driver": self.identity.driver,
             "pool": self.identity.pool,
@@ -72,7 +72,7 @@ class Device:
         }
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the device."""
         output.line(f"Device {'/'.join(self.identity)}", color="head")
         for key, value in (
             ("node", self.pool.node),

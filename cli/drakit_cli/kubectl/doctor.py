@@ -1,8 +1,8 @@
 """
 ``kubectl drakit doctor``: findings about a cluster, each with a remedy.
 
-A *problem* prevents pods from getting devices, or a release from working. A *note* may be intended.
-Only problems make the exit code 1.
+A *problem* prevents pods from getting devices, or a release from working. A *note* describes a
+state that may be intended. Only problems make the exit code 1.
 
 The doctor checks only what the API shows. The API does not show which drivers a kubelet has
 registered, except in the readiness and the reports of drakit's node plugin. Does not depend on
@@ -38,7 +38,7 @@ _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """All input of the doctor."""
+    """The facts that the doctor examines."""
 
     found: Gathered
     releases: Releases
@@ -83,7 +83,7 @@ class Diagnosis:
         return any(each.problem for each in self.findings)
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the diagnosis as JSON."""
         examined = self.examined
         return {
             "api": {"served": list(examined.found.served), "used": examined.found.version},
@@ -126,7 +126,7 @@ class Diagnosis:
         }
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the diagnosis."""
         self._show_api(output)
         if self.drivers:
             output.line()

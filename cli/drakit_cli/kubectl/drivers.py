@@ -46,14 +46,14 @@ class Drivers:
         return any(each.problems for each in self.rows)
 
     def body(self) -> dict[str, Any]:
-        """Write them for programs."""
+        """Return the drivers as JSON."""
         return {
             "drivers": [self._body(each) for each in self.rows],
             "notEvaluated": [str(gap) for gap in self.found.gaps],
         }
 
     def show(self, output: Output) -> None:
-        """Print them."""
+        """Print the drivers."""
         if not self.rows:
             output.line("The cluster has no driver.")
         else:

@@ -132,7 +132,7 @@ class Report:
         return not self.exit_code and self.verdict is not Verdict.STARTING and not self.gated
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the explanation as JSON."""
         return {
             "object": {"kind": self.kind, "namespace": self.namespace, "name": self.name},
             "verdict": self.verdict.value,
@@ -150,7 +150,7 @@ class Report:
         }
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the explanation."""
         for sentence in self.lines:
             # The last sentence may be a quoted message with a full stop.
             sentence = sentence.removesuffix(".")
@@ -197,11 +197,11 @@ class Reports:
         return all(each.is_done for each in self.reports)
 
     def body(self) -> dict[str, Any]:
-        """Write them for programs."""
+        """Return the explanations as JSON."""
         return {"items": [each.body() for each in self.reports]}
 
     def show(self, output: Output) -> None:
-        """Print each in full."""
+        """Print each explanation in full."""
         for number, report in enumerate(self.reports):
             if number:
                 output.line()
@@ -494,7 +494,7 @@ def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:
-    """Return the rules for a pod that drakit does not know."""
+    """Describe the rules that decide where a pod runs, and that drakit does not evaluate."""
     found: list[str] = []
     if pod.scheduler:
         found.append(
@@ -700,7 +700,8 @@ def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
 
 
 def _cut(texts: Sequence[str], *, wide: bool, number: int = 0) -> list[str]:
-    """Shorten a list. It may have more entries than `texts`."""
+    """Return the first strings, and the number of omitted ones. `number` is the length of the
+    complete list if `texts` does not contain all of it."""
     most = len(texts) if wide else 3
     rest = max(len(texts), number) - most
     more = "" if wide else " (-o wide)"

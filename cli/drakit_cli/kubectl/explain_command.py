@@ -43,7 +43,7 @@ these limits. Many users together must not overload the API server."""
 
 
 class Explanation(Answer, Protocol):
-    """A result for which the command decides whether to repeat the question."""
+    """A result with the state that determines whether the command repeats the query."""
 
     @property
     def exit_code(self) -> int: ...

@@ -299,7 +299,8 @@ class _Reader:
             self._fail(kind, error)
 
     async def _get(self, kind: Kind, name: str) -> bool:
-        """Read one object. Return whether it is now known if the object exists."""
+        """Read one object. Return False if an error prevents it, so that it stays unknown whether
+        the object exists."""
         namespace = self._namespace if kind.namespaced else None
         path = resource_path(self._api(kind), kind.plural, namespace=namespace, name=name)
         try:

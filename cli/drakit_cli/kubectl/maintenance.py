@@ -87,7 +87,7 @@ class Preview:
         return 1 if self.unsupported or any(each["blocked"] for each in self.blockers) else 0
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the preview as JSON."""
         return {
             "mode": self.mode,
             "devices": ["/".join(each) for each in self.devices],
@@ -97,7 +97,7 @@ class Preview:
         }
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the preview."""
         output.line("These devices would be tainted:", color="head")
         for each in self.devices:
             output.line("/".join(each), indent=2)

@@ -126,11 +126,11 @@ class PoolReport:
         return not self.exit_code
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the report as JSON."""
         return {**self.report.body(), "pools": [pool_body(each) for each in self.pools]}
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the report."""
         self.report.show(output)
         if self.pools:
             output.line()

@@ -2,7 +2,7 @@
 The releases of drakit in a cluster: their workloads, the node plugin's pods, and their values, from
 the configuration files that the chart renders.
 
-Does not depend on what is right or wrong with them.
+Does not depend on the checks of the doctor.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Values:
 
     @property
     def claimed(self) -> Mapping[str, str]:
-        """All names of drivers with claims on a node, each with its value."""
+        """The names of all drivers that can have claims on a node, each with the chart value that
+        sets it."""
         own = {self.plugin_driver: "devicePlugins.driverName"} if self.plugin_driver else {}
         return {**self.drivers, **self.backends, **own}
 

@@ -1,6 +1,6 @@
 """
-Whether the pods of a manifest fit: one after another, each takes the devices and the resources of a
-node that the allocator finds for it.
+Checks whether the pods of a manifest fit. It places them one after another: each pod takes the
+devices that the allocator finds, and the resources of their node.
 
 Does not depend on sessions, or on how a result is printed.
 """
@@ -91,8 +91,8 @@ def _ends_pods_first(deployment: Object) -> bool:
 
 
 def release(pod: PodFacts, world: World) -> None:
-    """Release what a deleted pod has taken: the resources of its node, and the claims created for
-    it."""
+    """Remove the claims that were created for a deleted pod, and release the resources that the pod
+    used on its node."""
     for each in pod.claims:
         claim = world.claim(pod.namespace, each.generated or "")
         if claim is not None and claim.owner_uid in ("", pod.uid):

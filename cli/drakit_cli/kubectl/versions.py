@@ -61,7 +61,7 @@ class Versions:
                 )
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the versions as JSON."""
         return {
             "plugin": {"version": self.plugin, "allocators": list(self.allocators)},
             "kubernetes": self.kubernetes,
@@ -73,7 +73,7 @@ class Versions:
         }
 
     def show(self, output: Output) -> None:
-        """Print it."""
+        """Print the versions."""
         output.line(f"Plugin: {self.plugin}")
         installed = ", ".join(self.allocators) or "none"
         output.line(f"Kubernetes' allocators on this machine: {installed}")

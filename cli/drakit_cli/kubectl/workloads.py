@@ -319,7 +319,7 @@ class WorkloadReport:
         return f"{named}/{self.workload.target.name}: {'; '.join(parts)}"
 
     def body(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return the report as JSON."""
         bodies = [(group, group.first.body()) for group in self.groups]
         return {
             "object": {

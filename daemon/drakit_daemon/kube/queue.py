@@ -307,7 +307,7 @@ def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
 
 
 class Turns:
-    """Turns of one caller after another, by the rules of a lane. Not thread-safe."""
+    """Lets one caller after another take a turn, by the rules of a lane. Not thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """

@@ -76,7 +76,7 @@ Change = Replaced[KeptT] | Applied[KeptT] | Deleted[KeptT]
 
 
 class Collection(Protocol):
-    """The requests of a session that the reflector needs."""
+    """A session's requests for a collection, as the reflector uses them."""
 
     async def read_list(
         self,

@@ -76,7 +76,8 @@ def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
 
 @cache
 def _writers(kind: type[Message], of: Any) -> Sequence[tuple[str, _Convert | None, object]]:
-    """Return the fields that both have, with the conversions and the values of absent fields."""
+    """Return the fields that a message and a class have in common, each with its conversion and the
+    value that means that it is absent."""
     names = {each.name for each in fields(of)}
     return [
         (each.name, _writer(each), _empty_of(each))

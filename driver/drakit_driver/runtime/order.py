@@ -7,9 +7,9 @@ queues of all its keys at once, and runs when it is the first in each of them. A
 holds keys enters further queues only for hardware, after its claim. So the earliest of all calls is
 never behind another one, and none waits forever.
 
-A caller that leaves (deadline, closed connection, cancellation) ends neither a running call nor the
-order. A running call keeps its place until its work has ended. A waiting call gives up its place,
-and those behind it still wait for the running one.
+If a caller leaves (deadline, closed connection, cancellation), its running call continues, and the
+order stays the same. A running call keeps its place until its work has ended. A waiting call gives
+up its place, and those behind it still wait for the running one.
 
 All calls for claims use this module. The Go module for backends follows the same rule; the tests of
 both use ``proto/go/testdata/call_order.json``.

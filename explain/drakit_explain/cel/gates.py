@@ -73,7 +73,7 @@ class GatesUnknownError(Exception):
 
 
 class TextReader(Protocol):
-    """The request of a session that this module needs."""
+    """A session that can read text from the API server."""
 
     def lines(self, path: str) -> AsyncGenerator[bytes]:
         """Get text line by line. Raises ApiError."""

@@ -68,8 +68,8 @@ def find_candidates(
     Find the device nodes of this host. Blocks for a few seconds on a host with many devices. Raises
     DriverError if a file of a device cannot be read.
 
-    :param policies: the policies of the node, in order of precedence. :param subsystem: only
-    devices of this subsystem.
+    :param policies: the policies of the node, in order of precedence.
+    :param subsystem: only devices of this subsystem.
     """
     host = Host(config)
     hosts = list(_hosts(config, subsystem))

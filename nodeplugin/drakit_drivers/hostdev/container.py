@@ -1,5 +1,5 @@
 """
-How a device appears in containers: the fields of a policy, and the resulting edits.
+The appearance of a device in containers: the fields of a policy, and the resulting edits.
 
 The model is validated without access to a host. Errors name the field and the remedy.
 """

@@ -2,8 +2,8 @@
 The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
 Preparing a claim uses a new scan, never the last one, because in the meantime a stick may have been
-replugged with a different number, or a zram device mounted. That scan reads only what the devices
-of the batch need.
+replugged with a different number, or a zram device mounted. That scan reads only the files that the
+devices of the batch need.
 
 Besides the devices, the driver reports rejected devices, the outcomes of policies, and log lines.
 It does not repeat log lines that the last scan also caused.

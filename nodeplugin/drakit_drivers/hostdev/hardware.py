@@ -262,8 +262,9 @@ def usb_path(name: str, ancestors: Sequence[Ancestor], *, root_hub_speed: int | 
     distinguishes them. The format is that of udev's ``ID_PATH_WITH_USB_REVISION``, with 0 instead
     of the bus number.
 
-    :param name: the kernel's name of the USB device: ``1-1.2``. :param ancestors: the ancestors of
-    one of its nodes, nearest first. :param root_hub_speed: in megabits per second.
+    :param name: the kernel's name of the USB device: ``1-1.2``.
+    :param ancestors: the ancestors of one of its nodes, nearest first.
+    :param root_hub_speed: in megabits per second.
     """
     ports = name.partition("-")[2]
     names = [each.name for each in ancestors]

@@ -109,9 +109,11 @@ class Host:
         """
         Find the current devices of these policies.
 
-        :param policies: the policies of the node, in order of precedence. :param before: the last
-        scan. :param held: the devices that claims hold. :param only: scan only what the devices
-        with these names need. The rules are the same.
+        :param policies: the policies of the node, in order of precedence.
+        :param before: the last scan.
+        :param held: the devices that claims hold.
+        :param only: scan only the files that the devices with these names need. The rules are the
+            same.
         """
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)

@@ -46,7 +46,7 @@ class Holds:
         *,
         remembered: Mapping[str, Set[str]] | None = None,
     ) -> None:
-        """Create the holds. `remembered`: the identities of devices by name, for claims without
+        """Create the holds. `remembered` has the identities of devices by name, for claims without
         identities."""
         self._held = held or {}
         self._hardware: dict[str, Set[str]] = {

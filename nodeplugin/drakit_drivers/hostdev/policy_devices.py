@@ -67,7 +67,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doubt:
-    """Why new claims must not get a published device."""
+    """The reason why new claims must not get a published device."""
 
     kind: Literal["renumbered", "shared", "unreadable"]
     """
@@ -246,8 +246,9 @@ def select(
     """
     Return the published devices.
 
-    :param policies: the policies of the node, in order of precedence. :param refuse: the rules for
-    a single device. :param before: the last selection.
+    :param policies: the policies of the node, in order of precedence.
+    :param refuse: the rules for a single device.
+    :param before: the last selection.
     """
     holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
@@ -480,7 +481,7 @@ def _held_otherwise(
     """
     Return why a device is not free although no claim holds it under its name.
 
-    `owners`: the devices of the scan by name. If one of these is held and has the same hardware,
+    `owners` has the devices of the scan by name. If one of these is held and has the same hardware,
     the hold belongs to an equal node, for example one of two chips of a controller.
     """
     others = holds.names(each.hardware) - owners.keys()
@@ -511,7 +512,7 @@ def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusa
     """
     Return why a set is not the one that a claim holds.
 
-    `parts`: unit and report of the hardware that is present.
+    `parts` has the unit and the report of the hardware that is present.
     """
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
@@ -554,8 +555,8 @@ def _other_form(
     published: Published, other_names: Set[str], holds: Holds, *, is_copy: bool, outgrown: Set[str]
 ) -> Doubt | None:
     """Return the doubt about a device that claims hold in a form that its policy does not offer.
-    `other_names`: the names of its copies, if it is published with capacity, or its name with
-    capacity, if it is a copy."""
+    `other_names` has the names of its copies if it is published with capacity. If it is a copy,
+    `other_names` has its name with capacity."""
     name, sharing = published.name, published.spec.sharing
     if name not in holds:
         other = min((other for other in other_names if other in holds), default=None)

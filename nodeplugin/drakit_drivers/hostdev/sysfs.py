@@ -390,7 +390,7 @@ def _family_attributes(
     subsystem: str, family: Sequence[Path], properties: Mapping[str, str]
 ) -> dict[str, AttributeValue]:
     """Yield the attributes of the device's kind: at most three, because the API allows 32 for a
-    device. `family`: its directory and those of its ancestors, nearest first."""
+    device. `family` has its directory and those of its ancestors, nearest first."""
     read = _READERS.get(subsystem)
     facts = read(family, properties) if read else ()
     return {name: value for name, value in facts if value is not None}

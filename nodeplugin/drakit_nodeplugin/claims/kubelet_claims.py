@@ -1,5 +1,6 @@
 """
-The kubelet's view of claims: the claims that its containers use, and what its lists can prove.
+The kubelet's view of claims: the claims that its containers use, and the conclusions that its lists
+allow.
 
 The plugin asks the kubelet before it removes a claim or file without a call of the kubelet. After
 damage of the checkpoint, the kubelet also names the lost claims. It lists a claim by name; the UID

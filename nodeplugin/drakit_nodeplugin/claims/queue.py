@@ -103,8 +103,8 @@ class ClaimQueue:
         on_steps: Callable[[Mapping[Step, float]], None] = lambda _: None,
     ) -> None:
         """
-        :param engine: must use the same order for the hardware of claims. :param on_steps: called
-        with the seconds of each step of a prepare, after the prepare.
+        :param engine: must use the same order for the hardware of claims.
+        :param on_steps: called with the seconds of each step of a prepare, after the prepare.
         """
         self._driver = driver
         self._engine = engine

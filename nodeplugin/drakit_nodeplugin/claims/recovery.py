@@ -567,8 +567,8 @@ class Rebuilder:
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries. Return those that are in the checkpoint afterwards."""
-        # Write confirmed claims first, then shares, which the kubelet lists as such. If two claims
-        # have the same device, the other one must have admin access.
+        # Write confirmed claims first, then claims that the kubelet lists as shares. If two claims
+        # have the same device, the one whose write is refused must have admin access.
         ordered = sorted(entries, key=_uncertainty)
         outcome = await self._checkpoint.write(ordered)
         beside = [

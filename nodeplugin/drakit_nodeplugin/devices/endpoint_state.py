@@ -96,8 +96,8 @@ class GracePeriods:
     unknown."""
 
     def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
-        """Begin the grace periods of a start. `known`: the store has the pools of unavailable
-        endpoints."""
+        """Begin the grace periods of a start. `known` means that the store has the pools of
+        unavailable endpoints."""
         self.start_until = self.unknown_until = now + start_seconds
         if not known:
             # If the store was lost, published pools may belong to an endpoint that is yet to
@@ -459,7 +459,7 @@ class EndpointState:
             self.stopped_at = min(self.stopped_at + seconds, wall)
 
     def age(self) -> None:
-        """Apply the passage of time to the life cycle and the devices."""
+        """Apply the deadlines that have passed to the life cycle and the devices."""
         now = phase(self.life, self._grace_periods, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
@@ -485,7 +485,7 @@ class EndpointState:
         self._driver.stored_changed = True
 
     def forget(self) -> None:
-        """Forget the endpoint's pools, which are deleted. The endpoint can still return."""
+        """Forget the endpoint's pools, which have been deleted. The endpoint can still return."""
         self.life = replace(self.life, removing=False, known=False)
         self.phase = Phase.STOPPED  # nothing is left to delete
         self.pools = {}

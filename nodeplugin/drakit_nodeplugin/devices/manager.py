@@ -80,9 +80,9 @@ class DeviceManager:
         Create a manager. `endpoints` are those that are expected at the start; others may appear.
         If none is expected, any number may appear, each with separate pools.
 
-        Pools are removed only after `set_sources_ready`. `reports_health`: the driver reports the
-        health of its devices. `on_rejected` receives the reasons for newly rejected devices, by
-        name.
+        Pools are removed only after `set_sources_ready`. `reports_health` means that the driver
+        reports the health of its devices. `on_rejected` receives the reasons for newly rejected
+        devices, by name.
         """
         self.driver = driver
         self.revision = Revision()

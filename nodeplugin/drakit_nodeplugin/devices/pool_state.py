@@ -1,5 +1,6 @@
 """
-The devices of one pool of one endpoint: their health, their taints, and what claims block.
+The devices of one pool of one endpoint: their health, their taints, and the devices that claims
+block.
 
 A device that an inventory no longer lists is *gone*. It remains, with a taint, until the manager
 has found that no claim holds it. Its pods are evicted only after a delay, because a device that is
@@ -86,9 +87,9 @@ class DriverState:
         now: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Create the state. `open_ended`: the number of endpoints is unknown. Pods are evicted from
-        devices that have been gone for `gone_eviction_seconds`. `now` returns the loop's time,
-        `wall_clock` seconds since 1970."""
+        """Create the state. `open_ended` means that the number of endpoints is unknown. Pods are
+        evicted from devices that have been gone for `gone_eviction_seconds`. `now` returns the
+        loop's time, `wall_clock` seconds since 1970."""
         self.node = node
         self.open_ended = open_ended
         self.timing = timing
@@ -576,7 +577,7 @@ class PoolState:
             self._know(name, adopted(old, evicting=evicting, now=self._driver.now()))
 
     def settle(self) -> list[str]:
-        """Apply the passage of time. Return the devices that must be refreshed."""
+        """Apply the deadlines that have passed. Return the devices that must be refreshed."""
         now = self._driver.now()
         due = [name for name, when in self.due.items() if when <= now]
         for name in due:

@@ -156,7 +156,7 @@ def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | N
 
 
 def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -> Condition:
-    """Apply the passage of time without another report."""
+    """Apply the deadlines that have passed without another report."""
     due = next_change(condition, timing)
     if due is None or now < due:
         return condition

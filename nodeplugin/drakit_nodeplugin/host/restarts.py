@@ -1,5 +1,5 @@
 """
-Why the previous process ended, if the container was restarted.
+Finds out why the previous process ended, if the container was restarted.
 
 A process records in a file that it is running, in which pod and in which boot, and finally why it
 ended. The next process of the same pod and boot reads the record. A killed process leaves no
@@ -53,7 +53,7 @@ class ProcessNote:
         return reason
 
     def end(self, error: BaseException | None) -> None:
-        """Record why this process ends. None if it was asked to stop."""
+        """Record why this process ends. `error` is None if the process was asked to stop."""
         while isinstance(error, BaseExceptionGroup):
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         reason = STOPPED if error is None else f"it failed with {error!r}"

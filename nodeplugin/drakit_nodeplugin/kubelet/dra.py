@@ -110,7 +110,7 @@ class ClaimCalls:
         context.add_done_callback(cast("Any", self._ended))
 
     def serve(self, queue: ClaimQueue | None) -> None:
-        """Pass calls to the queue of the active instance. If None, new calls wait."""
+        """Pass calls to the queue of the active instance. Without a queue, new calls wait."""
         self._queue = queue
         if queue is not None:
             self._changed.set()
@@ -118,7 +118,8 @@ class ClaimCalls:
             self._changed.clear()
 
     def refuse(self) -> None:
-        """Tell the kubelet to retry all waiting calls, and all new calls for claims."""
+        """Reject all waiting calls, and all new calls for claims, so that the kubelet retries
+        them."""
         self._refusing = True
         self._changed.set()
 

@@ -97,8 +97,8 @@ class HealthService:
         )
 
     def serve(self, source: DeviceManager | None) -> None:
-        """Report the health of this source, including in streams that already wait for one. If
-        None, end the streams; streams that the kubelet opens afterwards wait."""
+        """Report the health of this source, including in streams that already wait for one. Without
+        a source, end the streams. Streams that the kubelet opens afterwards wait."""
         if not self._reports_health or self._stopped.is_set():
             return
         self._source = source

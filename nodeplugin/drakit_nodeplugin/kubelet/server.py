@@ -284,8 +284,8 @@ class DriverServer:
                 await asyncio.sleep(retry_seconds)
 
     def serve(self, queue: ClaimQueue | None, health: DeviceManager | None = None) -> None:
-        """Pass calls to the queue of the active instance, and report health. If None, new calls
-        wait."""
+        """Pass calls to the queue of the active instance, and report health. Without a queue, new
+        calls wait."""
         self._is_superseded = False
         self._calls.serve(queue)
         self._health.serve(health)
@@ -303,7 +303,7 @@ class DriverServer:
         self._is_superseded = True
 
     def refuse(self) -> None:
-        """Tell the kubelet to retry all waiting and new calls."""
+        """Reject all waiting and new calls, so that the kubelet retries them."""
         self._calls.refuse()
 
     async def stop(self) -> None:

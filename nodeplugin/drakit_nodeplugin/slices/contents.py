@@ -283,7 +283,8 @@ _EFFECTS = {
 
 
 def effects(dropped: Collection[Feature], pools: Iterable[DesiredPool]) -> str:
-    """Describe for users what is published instead of devices with these features."""
+    """Describe to users how the node plugin publishes the devices with these features, which the
+    API server drops."""
     affected = [pool for pool in pools if _uses(pool.devices, dropped)]
     if affected and all(pool.fallback is not None for pool in affected):
         replaced = "the node plugin publishes the driver's fallback instead"

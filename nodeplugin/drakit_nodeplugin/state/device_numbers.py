@@ -124,10 +124,11 @@ class HeldNumbers:
 
     def admit(self, driver: str, claim: StoredClaim, *, held: bool) -> TakenNumber | None:
         """
-        Return why a claim cannot have its numbers. If None, it holds them from now on.
+        Return why a claim cannot have its numbers, or None if it holds them from now on.
 
-        `held`: containers already use the claim's devices. The claim is then never refused, because
-        that would only keep outdated numbers in its CDI file. :meth:`settle` must follow.
+        `held` means that containers already use the claim's devices. The claim is then never
+        refused, because that would only keep outdated numbers in its CDI file. :meth:`settle` must
+        follow.
         """
         key = (driver, claim.uid)
         wanted = _holds(claim)

@@ -1,5 +1,5 @@
 """
-Holds: the devices and hardware of each claim, and what fits in addition to them.
+Holds: the devices and hardware of each claim, and the devices that fit in addition to them.
 
 A device is held by one claim exclusively, or by any number of shares, never both. Admin access is
 possible in addition to either, and consumes nothing. In addition, claims together must not exceed

@@ -6,7 +6,7 @@ A connection exists as long as its stream of devices. The health stream is optio
 when it ends. Messages are received as they arrive, but after each pause only the latest is parsed.
 A backend that floods the stream is disconnected, and large messages are received slowly.
 :mod:`.directory` finds the backend's socket, :mod:`.claimcalls` makes the calls for claims, and
-:mod:`drakit_driver.runtime.endpoint` does the rest.
+:mod:`drakit_driver.runtime.endpoint` implements the life cycle and the error messages.
 
 Does not depend on claims beyond their identity, slices or the kubelet.
 """
