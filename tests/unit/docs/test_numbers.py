@@ -71,7 +71,7 @@ SENTENCES = {
     ],
     "reference/host-device-policy": [
         f"`nodeplugin.devices.goneEvictionDelay` ({Devices().gone_eviction_delay:.0f} s by",
-        f"at most once in {controller.WRITE_SECONDS:.0f} seconds",
+        f"at most once every {controller.WRITE_SECONDS:.0f} seconds",
     ],
     "reference/operator": [
         f"about {reconciler.POLICY_SECONDS:.0f} s after a change",
@@ -82,7 +82,7 @@ SENTENCES = {
         f"repeated every {OPERATOR.events.repeat_pause / 60:.0f} minutes",
         f"only if they last {OPERATOR.events.patience / 60:.0f} minutes",
         f"takes over within {TAKE_OVER_SECONDS:.0f} s",
-        f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s ends",
+        f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s, or",
     ],
     "admin/device-plugins": [
         f"kubelet's list for {minutes(plugins.CLEAR_SECONDS)} minutes",
