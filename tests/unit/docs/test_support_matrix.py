@@ -36,6 +36,8 @@ def row(text: str, beginning: str) -> list[str]:
     [
         ("1.37", "kubernetes", "k8s.io/kubernetes"),
         ("containerd 2.4", "tools", "github.com/containerd/containerd/v2"),
+        ("containerd 1.7", "containerd-1.7", "github.com/containerd/containerd"),
+        ("runc 1.4", "runc-1.4", "github.com/opencontainers/runc"),
         ("Helm 4", "tools", "helm.sh/helm/v4"),
     ],
 )
