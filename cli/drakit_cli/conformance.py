@@ -18,6 +18,7 @@ from typing import Any
 
 from drakit.settings import SettingsError, read_file
 from drakit.testing.conformance.facts import TargetError
+from drakit.testing.conformance.programs import add_working_directory
 from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import PythonTarget, parse_target
@@ -47,6 +48,7 @@ def conformance(options: argparse.Namespace) -> int:
             unplug=options.unplug,
         )
         if isinstance(target, PythonTarget):
+            add_working_directory()
             driver_class(target.reference, where="TARGET")
     except (TargetError, SettingsError) as error:
         raise UsageError(str(error)) from error

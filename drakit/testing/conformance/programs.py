@@ -196,6 +196,12 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
 
 
+def add_working_directory() -> None:
+    """Let this Python, too, find the modules of the working directory."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+
+
 # ------------------------------------------------------------ the relay
 
 CHUNK_BYTES = 65_536

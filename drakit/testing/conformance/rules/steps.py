@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import sys
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +25,7 @@ from drakit.testing.conformance.facts import (
     PublishedDevice,
 )
 from drakit.testing.conformance.kit import Kit
+from drakit.testing.conformance.programs import add_working_directory
 from drakit.testing.conformance.targets import PythonTarget, Target
 
 ResultT = TypeVar("ResultT")
@@ -128,9 +127,7 @@ def _loaded(reference: str) -> object:
     module, colon, attribute = reference.partition(":")
     if not colon:
         return next(p for p in entry_points(group=GROUP) if p.name == reference).load()
-    # Use the same path as the node plugin: a driver that is being developed is not installed.
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    add_working_directory()
     return getattr(import_module(module), attribute)
 
 
