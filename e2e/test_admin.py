@@ -46,7 +46,7 @@ def test_a_claim_in_use_is_not_forgotten_and_a_stuck_one_can_be(stage):
     stage.apply(template("lamp", wanted), pod("user", ("lamp", from_template("lamp"))))
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
-    with pytest.raises(CommandError, match="uses it; delete its pod"):
+    with pytest.raises(CommandError, match="uses it; delete the pod"):
         stage.drakit("node", "claim", "forget", uid)
     assert states(stage, uid) == {LAMPS: "prepared"}
 

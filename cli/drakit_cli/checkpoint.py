@@ -245,12 +245,12 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
     if listed is not None and kubelet_claims(driver, listed.devices, pods=listed.pods).holds(claim):
         raise CommandError(
             f"claim {claim} ({claim.uid}) was not forgotten: the kubelet lists a container that "
-            "uses it; delete the pod of the container to unprepare the claim, or set --force"
+            "uses it; delete the pod of the container to unprepare the claim, or use --force"
         )
     if unknown is not None:
         raise CommandError(
             f"claim {claim} ({claim.uid}) was not forgotten: drakit cannot determine whether a "
-            f"container uses it: {unknown}; delete the pods that use the claim, or set --force"
+            f"container uses it: {unknown}; delete the pods that use the claim, or use --force"
         )
 
 

@@ -117,7 +117,7 @@ async def test_force_is_needed_where_use_is_unknown(site, kubelet, monkeypatch, 
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 1
     assert told in error
-    assert "or set --force" in error
+    assert "or use --force" in error
     assert await uids(site) == {"uid-a"}
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 
