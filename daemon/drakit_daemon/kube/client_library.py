@@ -205,19 +205,26 @@ async def load_kubeconfig(
             )
         else:
             loader = kube_config.KubeConfigLoader(config_dict=_SERVER_ONLY)
+        _add_empty_user(loader)
         _override(loader, overrides or Overrides())
         await loader.load_and_set(configuration)
         return loader
 
+    place = f"kubeconfig {path}" if path else "--server"
     try:
         loader = await _in_thread(load)
     except TimeoutError:
         raise ConfigError(
-            f"kubeconfig {path}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
+            f"{place}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
             f"run its exec plugin manually to see why it blocks"
         ) from None
     except Exception as error:  # the library raises anything from AssertionError to YAMLError
-        raise ConfigError(f"kubeconfig {path}: {_reason(error)}") from None
+        raise ConfigError(f"{place}: {_reason(error)}") from None
+    if not configuration.host.startswith(("https://", "http://")):
+        raise ConfigError(
+            f"{place}: the URL of the API server, {configuration.host}, must begin with "
+            f"https:// or http://"
+        )
     return ClusterAccess(
         server=configuration.host,
         authorization=getattr(loader, "token", None),
@@ -225,6 +232,13 @@ async def load_kubeconfig(
         loader=loader,
         impersonation=tuple(_impersonation(loader)),
     )
+
+
+def _add_empty_user(loader: Any) -> None:
+    """Add an empty user if the context has no user. kubectl then sends no credentials, but the
+    library fails if the server has an https URL."""
+    if loader._user is None:
+        loader._user = loader._cluster.__class__("user", {})
 
 
 def _use_first_context(merged: Any) -> None:

@@ -314,3 +314,24 @@ async def test_an_option_changes_no_file(api_server, tmp_path):
     access, _ = await find_cluster(paths, overrides=Overrides(server="http://x", as_user="me"))
     access.loader._config_persister()
     assert (tmp_path / "first").read_text() == before
+
+
+async def find_server(url, folder):
+    """Find a cluster by its URL, without a kubeconfig."""
+    account = ServiceAccount(folder=folder / "absent")
+    environ = {"KUBECONFIG": str(folder / "absent")}
+    access, _ = await find_cluster(
+        None, environ=environ, account=account, overrides=Overrides(server=url)
+    )
+    return access
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://127.0.0.1:1"])
+async def test_a_server_without_a_kubeconfig_gets_no_credentials(tmp_path, url):
+    access = await find_server(url, tmp_path)
+    assert (access.server, access.authorization) == (url, None)
+
+
+async def test_the_url_of_a_server_needs_a_scheme(tmp_path):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1, must begin with https:// or http://"):
+        await find_server("127.0.0.1:1", tmp_path)
