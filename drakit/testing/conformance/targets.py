@@ -298,7 +298,7 @@ def parse_target(
     form, colon, rest = text.partition(":")
     if form in ("backend", "unix", "device-plugin") and colon:
         if not rest.strip():
-            raise TargetError(f"{text}: the colon must be followed by a command or a path")
+            raise TargetError(f"{text!r}: the colon must be followed by a command or a path")
         key, setting = _REQUIRED[form]
         if not config or key not in config:
             raise TargetError(

@@ -240,6 +240,8 @@ def _find(reference: str, *, where: str) -> type[AnyDriver]:
     except (Exception, SystemExit) as error:  # importing a vendor's module runs its code
         plain = isinstance(error, ImportError | AttributeError)
         text = text_of(error) if plain else kind_and_text(error)
+        if isinstance(error, ModuleNotFoundError):
+            text += "; install its package, or set PYTHONPATH to its folder"
         raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise ConfigError(f"{where}: {reference} is not a class derived from drakit.Driver")
