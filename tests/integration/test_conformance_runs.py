@@ -119,16 +119,21 @@ def test_each_rule_ends_in_its_own_way():
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
-        pytest.param(
-            "tests.fakes.shelf:Shelve",
-            "the node plugin ended with exit code 2: .*has no attribute 'Shelve'",
-            id="no-such-class",
-        ),
+        pytest.param("tests.fakes.shelf:Shelve", "has no attribute 'Shelve'", id="no-such-class"),
         pytest.param("no-such-driver", "driver 'no-such-driver'", id="no-entry-point"),
     ],
 )
-def test_a_driver_that_does_not_start_is_tried_once(reference, told, capfd, few_rules):
-    assert main(["conformance", reference]) == 1
+def test_a_driver_that_cannot_be_loaded_is_wrong_usage(reference, told, capfd, few_rules):
+    assert main(["conformance", reference]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert told in printed.err
+
+
+def test_a_driver_that_does_not_start_is_tried_once(tmp_path, capfd, few_rules):
+    config = tmp_path / "config.yaml"
+    config.write_text("directory: []")
+    assert main(["conformance", SHELF, "--config", str(config)]) == 1
     lines = capfd.readouterr().out
     assert lines.count("exit code 2") >= 1
     assert lines.count("BROKEN ") == len(ALL)

@@ -40,7 +40,7 @@ INCLUDED = Path(__file__).with_name("programs")
 
 _MINORS = tuple(DEFAULT_GATES)
 
-ANSWER_SECONDS = 5.0
+RESPONSE_SECONDS = 5.0
 """The longest wait for a response. Most take milliseconds, and the program itself gives up after 2
 s. During the wait, all other queries wait, too."""
 
@@ -133,13 +133,13 @@ class Helper:
         program: Path,
         *,
         gates: FeatureGates | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
+        response_seconds: float = RESPONSE_SECONDS,
         backoff: Backoff | None = None,
     ) -> None:
         """``backoff`` is for failed starts."""
         self._program = str(program)
         self._gates = gates or FeatureGates()
-        self._answer_seconds = answer_seconds
+        self._response_seconds = response_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = backoff or Backoff(
             first_seconds=FIRST_PAUSE_SECONDS, limit_seconds=LONGEST_PAUSE_SECONDS
@@ -193,7 +193,7 @@ class Helper:
         if len(line) > MAX_BYTES:
             raise QueryError(f"the objects of a query have more than {MAX_BYTES} bytes")
         parse = partial(parse_verdicts, nodes=nodes)
-        return self._ask(line, parse, seconds=self._answer_seconds)
+        return self._ask(line, parse, seconds=self._response_seconds)
 
     def release(self) -> str:
         """Return the version of Kubernetes whose allocator the helper contains. Empty if
@@ -201,7 +201,7 @@ class Helper:
         return self._ask(
             self._encoded({"release": {}}),
             lambda answer: str(answer["kubernetes"]),
-            seconds=self._answer_seconds,
+            seconds=self._response_seconds,
         )
 
     def _encoded(self, query: Mapping[str, Any]) -> bytes:
@@ -214,7 +214,7 @@ class Helper:
     def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
         """Send a query, and return its parsed response. Raises the same errors as the public
         methods."""
-        seconds = min(seconds, self._answer_seconds)
+        seconds = min(seconds, self._response_seconds)
         process = self._process or self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
@@ -265,7 +265,7 @@ class Helper:
                 bufsize=0,
             )
             self._exchange(
-                process, self._encoded(PROBE), _parse_probe, seconds=self._answer_seconds
+                process, self._encoded(PROBE), _parse_probe, seconds=self._response_seconds
             )
         except OSError as error:
             self.close()

@@ -115,7 +115,7 @@ def test_64_devices_are_accepted_and_65_are_refused_with_their_number(number):
     if number == MAX_DEVICES:
         assert len(select(maintenance(driver="d"), world_of(*halves))) == number
         return
-    with pytest.raises(RefusedError, match=r"65 devices .* can have 64") as refused:
+    with pytest.raises(RefusedError, match=r"65 devices .* can have at most 64") as refused:
         select(maintenance(driver="d"), world_of(*halves))
     assert refused.value.reason == "TooManyDevices"
 

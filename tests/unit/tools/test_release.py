@@ -94,7 +94,7 @@ def test_release_notes_have_the_release_and_only_addresses_outside_the_repositor
     assert links
     assert [link for link in links if not link.startswith("https://")] == []
     site = f"https://drakit.github.io/drakit/{current().site}/"
-    assert f"{site}reference/host-device-policy/#conditions" in links
+    assert f"{site}reference/host-device-policy/#device-names" in links
 
 
 def test_a_release_without_a_section_in_the_release_notes_is_an_error():
