@@ -93,7 +93,7 @@ async def cdi_valid(kit: Kit) -> None:
     for device in (await steps.usable(kit))[:CHECKED_DEVICES]:
         claim = kit.claim(device)
         answer = await steps.answer_of(kit, claim)
-        if "cannot write its CDI file" in answer.error:
+        if "cannot write the CDI file" in answer.error:
             kit.fail(
                 f"the node plugin cannot write a CDI file for device {device.name}: {answer.error}"
             )
