@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_daemon.kube import ApiError, ConfigError, Overrides, Session, connect
-from drakit_daemon.kube.session import Timeouts
+from drakit_daemon.kube.session import Timeouts, kubeconfig_exists, user_kubeconfig
 
 Answer = TypeVar("Answer")
 
@@ -109,7 +109,5 @@ def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | No
     """
     if given is not None:
         return given
-    default = os.path.join(environ.get("HOME", "/root"), ".kube", "config")
-    paths = environ.get("KUBECONFIG") or default
-    # Path.is_file raises an error if the user is not allowed to read the directory.
-    return Path(paths) if any(map(os.path.isfile, paths.split(os.pathsep))) else None
+    paths = user_kubeconfig(environ)
+    return Path(paths) if kubeconfig_exists(paths) else None

@@ -186,8 +186,7 @@ async def load_kubeconfig(
     Use a kubeconfig's current context, or the given one.
 
     ``path`` may be a list, as in ``$KUBECONFIG``: the first file that sets a value takes
-    precedence. It is
-    empty if the overrides have the server, and there is no kubeconfig.
+    precedence. It is empty if the overrides have the server, and there is no kubeconfig.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")

@@ -153,14 +153,22 @@ def _read_token(path: Path) -> str:
     return f"Bearer {token}"
 
 
+def user_kubeconfig(environ: Mapping[str, str]) -> str:
+    """Return the paths of the user's kubeconfig, which need not exist: those in ``$KUBECONFIG``,
+    otherwise ``~/.kube/config``."""
+    return environ.get("KUBECONFIG") or os.path.join(environ.get("HOME", "/root"), ".kube/config")
+
+
+def kubeconfig_exists(paths: str) -> bool:
+    """Return whether one of the paths of a kubeconfig is a file."""
+    # Path.is_file raises an error if the user is not allowed to read the directory.
+    return any(map(os.path.isfile, paths.split(os.pathsep)))
+
+
 def _locate(kubeconfig: Path | None, environ: Mapping[str, str], *, optional: bool) -> str:
     """Return the paths of the kubeconfig. If it is optional and does not exist, return ""."""
-    if kubeconfig is not None:
-        paths = str(kubeconfig)
-    else:
-        default = Path(environ.get("HOME", "/root"), ".kube", "config")
-        paths = environ.get("KUBECONFIG") or str(default)
-    if not any(Path(path).is_file() for path in paths.split(os.pathsep)):
+    paths = user_kubeconfig(environ) if kubeconfig is None else str(kubeconfig)
+    if not kubeconfig_exists(paths):
         if optional and kubeconfig is None:
             return ""
         raise ConfigError(
