@@ -37,6 +37,7 @@ from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.pods import SeenPod, see_pod
 from drakit_cli.kubectl.questions import OF_EXPLAIN, with_room
 from drakit_cli.kubectl.replicas import place, release
+from drakit_cli.kubectl.targets import qualified_name
 from drakit_daemon.kube import AlreadyExistsError, ApiError, NotFoundError, Session, resource_path
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.kinds import CLASSES, NAMESPACES, QUOTAS, RULES, SLICES, TEMPLATES, Kind
@@ -375,7 +376,7 @@ async def _follow(
 
 
 def _qualified(name: str) -> str:
-    return f"{MaintenanceFacts.kind.lower()}.{crds.GROUP}/{name}"
+    return qualified_name(MaintenanceFacts.kind, name, group=crds.GROUP)
 
 
 def uncordon(options: argparse.Namespace, output: Output) -> int:

@@ -77,9 +77,14 @@ class Target:
     name: str
 
 
-def qualified_name(kind: str, name: str) -> str:
-    """Return the name of an object as ``kubectl get -o name`` prints it."""
-    group = next((each.group for each in KINDS if each.kind == kind), "")
+def qualified_name(kind: str, name: str, *, group: str | None = None) -> str:
+    """
+    Return the name of an object as ``kubectl get -o name`` prints it.
+
+    :param group: the API group. None for a kind that can be explained.
+    """
+    if group is None:
+        group = next((each.group for each in KINDS if each.kind == kind), "")
     return f"{kind.lower()}{group and f'.{group}'}/{name}"
 
 
