@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
@@ -23,6 +22,7 @@ from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import PythonTarget, parse_target
 from drakit_cli.answers import UsageError
+from drakit_daemon.command_line import columns
 from drakit_driver.runtime.loading import driver_class
 
 WIDTH = 96
@@ -136,7 +136,7 @@ def _indented(text: str) -> str:
         return textwrap.indent(text, " " * 9)
     return textwrap.fill(
         text,
-        width=min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH,
+        width=min(WIDTH, columns(sys.stdout) or WIDTH),
         initial_indent=" " * 9,
         subsequent_indent=" " * 11,
         break_long_words=False,

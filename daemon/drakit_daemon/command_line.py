@@ -32,13 +32,19 @@ class Terminal(Protocol):
     def isatty(self) -> bool: ...
 
 
+def columns(stream: Terminal) -> int:
+    """Return the width of the terminal, or 0 for files and pipes."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
 def wrapped(text: str, stream: Terminal, *, indent: int = 0) -> str:
     """Wrap a line at the width of the terminal. Lines for files and pipes stay whole."""
-    import shutil
     import textwrap
 
     prefix = " " * indent
-    width = shutil.get_terminal_size().columns if stream.isatty() else 0
+    width = columns(stream)
     if width <= MIN_WIDTH or len(prefix + text) <= width:
         return f"{prefix}{text}"
     return textwrap.fill(
@@ -95,14 +101,11 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Add the examples and the URL of the documentation."""
-        parts = [super().format_help()]
-        if self.examples:
-            parts.append("".join(f"{line}\n" for line in ("examples:", *self._indented_examples())))
-        parts.append(f"documentation: {documentation_url()}\n")
-        return "\n".join(parts)
-
-    def _indented_examples(self) -> Iterable[str]:
-        return (f"  {each}" for each in self.examples)
+        examples = "".join(f"  {each}\n" for each in self.examples)
+        text = super().format_help()
+        if examples:
+            text += f"\nexamples:\n{examples}"
+        return f"{text}\ndocumentation: {documentation_url()}\n"
 
     def error(self, message: str) -> NoReturn:
         """Print a message about the arguments, and exit."""

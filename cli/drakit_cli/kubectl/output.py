@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Protocol, TextIO
 import yaml
 
 from drakit_cli.answers import table, visible
-from drakit_daemon.command_line import wrapped
+from drakit_daemon.command_line import columns, wrapped
 from drakit_explain.wording import cut
 
 API_VERSION = "drakit.dev/cli/v1"
@@ -128,18 +127,13 @@ class Output:
         """
         for line in table(head, rows).splitlines():
             shown = f"{' ' * indent}{line}"
-            if cut and (width := self._width()) and len(shown) > width:
+            if cut and (width := columns(self.stream or sys.stdout)) and len(shown) > width:
                 shown = f"{shown[: width - 1]}…"
             self._print(shown)
 
     def flush(self) -> None:
         """Flush the stream."""
         (self.stream or sys.stdout).flush()
-
-    def _width(self) -> int:
-        """Return the columns of the terminal, or 0 for other streams."""
-        stream = self.stream or sys.stdout
-        return shutil.get_terminal_size().columns if stream.isatty() else 0
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream or sys.stdout)
