@@ -322,7 +322,7 @@ def _fields(devices: Collection[Device], texts: Mapping[str, str]) -> Iterator[s
                 for name, amount in amounts.items()
             ]
         )
-    yield "```yaml\n" + "\n".join(lines) + "\n```"
+    yield markdown.code_block("yaml", lines)
 
 
 def _commented(declared: list[tuple[str, str]]) -> list[str]:

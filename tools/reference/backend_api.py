@@ -116,12 +116,11 @@ class _Contract:
 def _block(kind: str, name: str, declared: Sequence[tuple[str, str]], *, oneof: str = "") -> str:
     """Return a message or an enum in the form of the contract: each member with its comment."""
     if not declared:
-        return f"```proto\n{kind} {name} {{}}\n```"
+        return markdown.code_block("proto", [f"{kind} {name} {{}}"])
     lines = markdown.members(declared, "//", "    " if oneof else "  ")
     if oneof:
         lines = [f"  oneof {oneof} {{", *lines, "  }"]
-    body = "\n".join(lines)
-    return f"```proto\n{kind} {name} {{\n{body}\n}}\n```"
+    return markdown.code_block("proto", [f"{kind} {name} {{", *lines, "}"])
 
 
 def _in_oneof(field: Any) -> bool:

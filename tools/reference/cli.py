@@ -102,7 +102,7 @@ def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
             if title not in described:  # otherwise, the page describes it for another program
                 described.add(title)
                 yield f"### Options: {title}"
-                yield _code(_arguments(group._group_actions))
+                yield markdown.code_block("text", _arguments(group._group_actions))
 
 
 def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -155,13 +155,14 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     shared = [each for group in groups for each in group._group_actions]
     own = [each for each in (*operands, *options) if each not in shared]
     examples = [f"  {each}" for each in parser.examples] if isinstance(parser, Parser) else []
-    yield _code(
+    yield markdown.code_block(
+        "text",
         [
             " ".join(words),
             *([""] if own else []),
             *_arguments(own),
             *(["", "Examples:", *examples] if examples else []),
-        ]
+        ],
     )
 
 
@@ -177,11 +178,6 @@ def _arguments(actions: Iterable[argparse.Action]) -> list[str]:
         meaning = textwrap.wrap(_meaning(each), markdown.CODE_WIDTH - 6)
         lines += [f"  {_form(each, short=True)}", *(f"      {line}" for line in meaning)]
     return lines
-
-
-def _code(lines: Iterable[str]) -> str:
-    text = "\n".join(lines)
-    return f"```text\n{text}\n```"
 
 
 def _form(action: argparse.Action, *, short: bool = False) -> str:

@@ -231,8 +231,7 @@ def _block(
         for name, field in model.model_fields.items()
         if name not in known
     ]
-    lines = "\n".join(markdown.members(declared, "#", ""))
-    return f"```yaml\n{lines}\n```"
+    return markdown.code_block("yaml", markdown.members(declared, "#", ""))
 
 
 def _declaration(name: str, field: FieldInfo) -> str:

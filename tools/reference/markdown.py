@@ -66,6 +66,11 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def code_block(language: str, lines: Iterable[str]) -> str:
+    """Return lines as a code block."""
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
 def comments(text: str, mark: str) -> list[str]:
     """Return a string as the comment lines of a member in a code block, without an indent."""
     plain = _CODE.sub(r"\1", _ROLE.sub(lambda match: _referenced(match).strip("`"), text))
@@ -133,7 +138,7 @@ def docstring(text: str | None) -> str:
     literal = False
     for block in re.split(r"\n\s*\n", text or ""):
         if literal and block.startswith("    "):
-            blocks.append(f"```python\n{textwrap.dedent(block)}\n```")
+            blocks.append(code_block("python", [textwrap.dedent(block)]))
             continue
         literal = block.rstrip().endswith("::")
         listed = _fields(block) or _bullets(block)

@@ -209,7 +209,7 @@ def _block(metrics: Iterable[Any]) -> str:
         for text in (f"{metric._documentation}.", *(_label(name, each) for each in labels)):
             lines += markdown.comments(text.replace("`", ""), "#")
         lines.append(f"{name}{'{' + ', '.join(labels) + '}' if labels else ''}  # {metric._type}")
-    return "\n".join(["```text", *lines, "```"])
+    return markdown.code_block("text", lines)
 
 
 def _label(metric: str, label: str) -> str:

@@ -313,4 +313,4 @@ def _text(docstring: str | None) -> str:
 
 
 def _code(text: str) -> str:
-    return f"```python\n{text}\n```"
+    return markdown.code_block("python", [text])

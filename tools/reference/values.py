@@ -91,8 +91,7 @@ def _block(
         if kind and kind not in OBVIOUS:
             line = value.line - last.end + len(shown)
             shown[line] += f"  # {kind.replace('`', '')}"
-    text = "\n".join(shown).strip()
-    return f"```yaml\n{text}\n```"
+    return markdown.code_block("yaml", ["\n".join(shown).strip()])
 
 
 def _text(comment: str) -> str:
