@@ -8,6 +8,7 @@ and code in backticks are exempt. The rules are few and narrow: they do not repl
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import sys
@@ -105,7 +106,7 @@ def passages(source: str) -> Iterator[Passage]:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
-                yield Passage(node.lineno, _dedented(text), is_docstring=True)
+                yield Passage(node.lineno, inspect.cleandoc(text), is_docstring=True)
             case _:
                 pass
     block: list[tuple[int, int, str]] = []
@@ -119,12 +120,6 @@ def passages(source: str) -> Iterator[Passage]:
         block.append((line, column, text))
     if block:
         yield _comment(block)
-
-
-def _dedented(text: str) -> str:
-    first, _, rest = text.partition("\n")
-    indent = min((len(x) - len(x.lstrip()) for x in rest.split("\n") if x.strip()), default=0)
-    return "\n".join([first, *(line[indent:] for line in rest.split("\n"))]).strip()
 
 
 def _comment(block: list[tuple[int, int, str]]) -> Passage:
