@@ -631,7 +631,7 @@ def analyze_in_steps(
     request: Request, world: World, budget: Budget, *, before: Analysis | None
 ) -> Iterator[Analysis | None]:
     """
-    Count as :func:`analyze` does. Yield None in between, and the analysis at the end.
+    Do the same as :func:`analyze`, in steps: yield None after each, and the analysis at the end.
 
     The analysis has the revision of the first step, so that later changes are counted again. It
     ends early if slices or rules change.

@@ -18,7 +18,13 @@ from typing import Any, cast
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_driver.runtime.contract import MALFORMED_HEALTH, DeviceKey, validated_health
-from drakit_driver.runtime.failures import kind_and_text, kind_of, text_of, traceback_of
+from drakit_driver.runtime.failures import (
+    CallCancelledError,
+    kind_and_text,
+    kind_of,
+    text_of,
+    traceback_of,
+)
 from drakit_driver.runtime.snapshot import snapshot_of
 
 logger = logging.getLogger(__name__)
@@ -171,7 +177,7 @@ class HealthPolling:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             raise  # the loop is ending
         except asyncio.CancelledError:
-            return Health.unknown("the driver canceled its own call, which is a bug in the driver")
+            return Health.unknown(str(CallCancelledError()))
         except DriverError as error:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
         except BaseException as error:  # a panic of PyO3 is not an Exception
