@@ -50,7 +50,7 @@ async def _run_all(scenarios: Sequence[Scenario], arguments: argparse.Namespace)
                 result = await run_scenario(
                     matrix, scenario, wanted=arguments.point, variant=arguments.variant
                 )
-            _print_result(result, logs=arguments.point is not None)
+            _print_result(result)
             return result
 
         results = await asyncio.gather(*(run_one(scenario) for scenario in scenarios))
@@ -60,6 +60,9 @@ async def _run_all(scenarios: Sequence[Scenario], arguments: argparse.Namespace)
     survived = sum(point not in failed for point in points)
     leaks = sum(failure.kind == "leak" for failure in failures)
     seconds = time.monotonic() - began
+    # At the end, because who reads a long log reads its last lines first.
+    for failure in failures:
+        _print_failure(failure, log=arguments.point is not None)
     _print(f"scenarios={len(results)} runs={matrix.runs} seconds={seconds:.0f}")
     _print(f"points={len(points)} survived={survived} leaks={leaks}")
     return 0 if points and not failures else 1
@@ -74,19 +77,19 @@ async def _list(server: ForkServer, scenarios: Sequence[Scenario]) -> int:
     return 0
 
 
-def _print_result(result: Result, *, logs: bool) -> None:
+def _print_result(result: Result) -> None:
     failed = len({failure.point for failure in result.failures})
     _print(
         f"{result.scenario:<26} points={len(result.points)} failed={failed} "
         f"seconds={result.seconds:.1f}"
     )
-    for failure in result.failures:
-        _print_failure(failure, log=logs)
 
 
 def _print_failure(failure: Failure, *, log: bool) -> None:
     point = failure.point
-    _print(f"  {failure.kind}: {point.label}, then {failure.variant}: {failure.text}")
+    _print(
+        f"{failure.kind}: {point.scenario}, {point.label}, then {failure.variant}: {failure.text}"
+    )
     if log:
         _print("".join(f"    {line}\n" for line in failure.log.splitlines()))
     else:

@@ -41,10 +41,12 @@ async def test_each_run_has_the_same_steps(matrix):
     assert {"call", "sql", "driver", "open", "rename"} <= kinds
 
 
-async def test_a_point_that_is_not_reached_is_a_failure(matrix):
+async def test_a_point_that_is_not_reached_is_a_failure(matrix, monkeypatch):
+    monkeypatch.setattr("tests.crash.matrix.ATTEMPTS", 2)
     failure = await kill_at(matrix, scenario("prepare"), "sql COMMIT #99")
     assert failure is not None
     assert failure.kind == "unreached"
+    assert matrix.runs == 2
 
 
 def take_a_device(node) -> None:
