@@ -331,10 +331,10 @@ class Condition:
     status: ConditionStatus
 
     reason: str
-    """A word in CamelCase for programs, without variable data."""
+    """A CamelCase word for programs, without variable data."""
 
     message: str = ""
-    """A sentence for people. The node plugin truncates it to 1,024 characters."""
+    """A human-readable sentence. The node plugin truncates it to 1,024 characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,7 +385,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One device that can be allocated (API: ``ResourceSlice.spec.devices[]``)."""
+    """A device that can be allocated (API: ``ResourceSlice.spec.devices[]``)."""
 
     name: str
     """A DNS label of at most 63 characters, unique in its pool. It must refer to the same device
@@ -419,20 +419,20 @@ class Device:
     compatibility_groups: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, "tuple[str, ...]"]
     )
-    """The groups of the device, at most 2, by a counter set that it consumes from. Devices that
-    consume from one set are allocated at the same time only if all of them have a group in common,
-    or no device has a group (DRADeviceCompatibilityGroups, Kubernetes 1.37). A group is a DNS label
-    that the driver chooses."""
+    """The compatibility groups of the device, keyed by a counter set from which it consumes. At
+    most 2. Devices that consume from the same set are allocated at the same time only if they all
+    have a group in common, or if none of them has a group (DRADeviceCompatibilityGroups, Kubernetes
+    1.37). A group is a DNS label that the driver chooses."""
 
     allow_multiple_allocations: bool = False
     """Whether claims can share the device, each with a part of its capacity
     (DRAConsumableCapacity)."""
 
     binding_conditions: tuple[str, ...] = ()
-    """The conditions that must be true before a pod is bound to the node, at most 4, for example
-    because the device is attached first (DRADeviceBindingConditions). A controller of the driver
-    sets them in the claim's ``status.devices``: the node plugin is called only after the pod is
-    bound. The scheduler waits for 10 minutes by default, and uses other pools first."""
+    """The conditions that must be true before a pod is bound to the node, at most 4, for example if
+    the device must be attached first (DRADeviceBindingConditions). A controller of the driver sets
+    them in the claim's ``status.devices``: the node plugin is called only after the pod is bound.
+    The scheduler waits for 10 minutes by default, and uses other pools first."""
 
     binding_failure_conditions: tuple[str, ...] = ()
     """Conditions, any one of which means that the device is not available. At most 4. The scheduler
@@ -466,7 +466,7 @@ class Device:
     instead of defining `Driver.health`."""
 
     evict_if_gone: bool = False
-    """Whether pods that use the device are evicted when the driver has not listed it for some
+    """Whether pods that use the device are evicted when the driver has not listed it for a few
     seconds. See docs/reference/device-health.md."""
 
     prepare_again: bool = False
@@ -486,7 +486,7 @@ class CounterSet:
     """A DNS label, unique in its pool."""
 
     counters: Mapping[str, str]
-    """Quantities by the name of the counter, a DNS label. At most 32 counters."""
+    """Quantities, keyed by the name of the counter, which is a DNS label. At most 32 counters."""
 
     pool: str = ""
     """The pool whose devices consume the counters, as in `Device.pool`."""
@@ -699,7 +699,7 @@ class ClaimData:
     The part of a ResourceClaim that most drivers do not need. A driver gets it in
     `AllocatedDevice.claim_data`, if it sets `Driver.claim_data`.
 
-    Users write labels, annotations and names, and can write any content. The API server checks
+    Labels, annotations and names come from users and can have any content. The API server checks
     their format, but not their meaning. To decide what a user may do, read configs of the
     DeviceClass instead (`ClaimConfig.source`).
 
@@ -742,8 +742,8 @@ class HeldNode:
     identity: str
 
     current: bool = True
-    """Whether the CDI file of a claim has this number. If not, only containers that started before
-    the device got a different number can still use this number."""
+    """Whether the CDI file of a claim contains this number. If not, only containers that started
+    before the device got a different number can still use this number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

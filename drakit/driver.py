@@ -3,7 +3,8 @@ The driver contract: a vendor's class lists its devices and prepares them for cl
 
 The docstrings here are the manual. The node plugin decides how to run a driver (in its own thread
 and event loop, so that a driver that blocks affects only itself), how to store claims and how to
-write slices. A driver does not have to know Kubernetes. The values are in :mod:`drakit.device`.
+write slices. A driver does not need to know anything about Kubernetes. The values are defined in
+:mod:`drakit.device`.
 
 Does not depend on Kubernetes clients, gRPC, or either daemon.
 """
@@ -487,8 +488,8 @@ def _is_given(argument: object) -> bool:
 
 
 def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
-    """Set one of the types, unless the class or one of its bases does. Raise TypeError if the two
-    contradict each other."""
+    """Set one of the types, unless the class or one of its bases already sets it. Raise TypeError
+    if the two contradict each other."""
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
     if isinstance(argument, ForwardRef) and not explicit:  # it could not be resolved later
         raise TypeError(
@@ -517,7 +518,7 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
 
 # ------------------------------------------------------------ the default methods
 
-# They are awaitable, like most drivers' methods, so that a test can await them in either case.
+# Like the methods of most drivers, the defaults are awaitable, so that a test can await both.
 
 
 async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
@@ -557,7 +558,7 @@ async def _by_claim(
     by_claim: dict[str, ValueT | Exception] = {}
     for item, result in zip(claims, results, strict=True):
         if isinstance(result, asyncio.CancelledError):
-            # If the whole batch were canceled, the gather would have ended itself.
+            # If the whole batch had been canceled, the gather itself would have raised.
             result = RuntimeError("the driver canceled its own call, which is a bug in the driver")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 107
-"""The length limit of a Unix socket's path on Linux, in bytes: 108 with the null byte at the
-end."""
+"""The maximum length of a Unix socket path on Linux in bytes, without the terminating null byte."""
 
 
 def home_directory(kubelet_root: Path) -> Path:

@@ -14,7 +14,8 @@ from functools import lru_cache
 __all__ = ("EXACT", "parse_quantity", "quantity_problem", "quantity_units", "same_quantity")
 
 MAX_LENGTH = 64
-"""The length limit in characters. No real amount needs more, and longer strings would cost time."""
+"""The maximum length in characters. Real quantities are shorter, and longer strings take too long
+to parse."""
 
 _FORM = re.compile(
     r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
@@ -82,7 +83,7 @@ def quantity_units(text: str) -> int:
 
 
 def quantity_problem(given: object) -> str | None:
-    """Return the problem of an amount, which must be a quantity that is not negative."""
+    """Return the problem with a quantity, which must be valid and not negative."""
     if not isinstance(given, str):
         kind = type(given).__name__
         return f'is of type {kind}, not a quantity as text (such as "8" or "16Gi")'

@@ -30,7 +30,7 @@ _DURATION = re.compile(
 )
 
 _TIMEDELTA = re.compile(r"datetime\.timedelta\((?:seconds=)?(\d+)\)")
-"""A limit of less than a day, in a message of pydantic."""
+"""A limit of less than a day, as in a message from pydantic."""
 
 
 class SettingsError(Exception):
@@ -41,8 +41,8 @@ class Settings(BaseModel):
     """
     Base class of typed settings. An unknown key is an error that names the key.
 
-    Field names are snake_case in Python and camelCase in files. The docstring below a field is its
-    manual.
+    Field names are snake_case in Python and camelCase in files. The docstring below a field
+    documents it.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -162,7 +162,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def describe(error: ValidationError, *, file: str, below: str = "") -> str:
-    """Format the problems of a validation for people: file, key and reason, one line each."""
+    """Format validation errors for users: file, key and reason, one per line."""
     lines: list[str] = []
     for problem in error.errors(include_url=False, include_input=False):
         key = below

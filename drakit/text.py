@@ -1,5 +1,5 @@
 """
-Escapes control characters in foreign text, because they can forge lines or change a terminal.
+Escapes control characters in untrusted text, because they can forge lines or manipulate a terminal.
 
 Logs, Events, reports and the output of all command lines use :func:`escaped`.
 """

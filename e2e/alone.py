@@ -20,7 +20,7 @@ from drakit_formats import crds
 from e2e.closed_list import undocumented
 from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import REPOSITORY, cluster_of_tests
-from e2e.cluster.gates import gates_of_tests
+from e2e.cluster.gates import defaults, gates_of_tests
 from e2e.images.go import cel_program
 from e2e.kit import wait_for
 
@@ -30,10 +30,15 @@ STOP_SECONDS = 10
 
 @contextmanager
 def control_plane(suffix: str, **gates: bool) -> Generator[Cluster]:
-    """Run a control plane with drakit's kinds and without objects of them. `gates` are added to the
-    feature gates of all tests. The operator may write only the objects that its page lists."""
+    """
+    Run a control plane with drakit's kinds and without objects of them.
+
+    Those of `gates` that the release knows are added to the feature gates of all tests. The
+    operator may write only the objects that its page lists.
+    """
     chosen = cluster_of_tests(suffix)
-    chosen.start(Options(nodes=0, gates={**gates_of_tests(chosen.minor), **gates}))
+    known = {name: on for name, on in gates.items() if name in defaults(chosen.minor)}
+    chosen.start(Options(nodes=0, gates={**gates_of_tests(chosen.minor), **known}))
     chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
     for plural in (crds.DRIVERS, crds.MAINTENANCES, crds.POLICIES, crds.REPORTS):
         condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")

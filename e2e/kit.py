@@ -202,9 +202,12 @@ class Space:
         return self.kubectl("logs", name, *([f"--container={container}"] if container else []))
 
     def nudge(self, name: str) -> None:
-        """Change a pod, so that the kubelet syncs it immediately rather than in its next period."""
+        """Change a pod, so that the kubelet syncs it immediately rather than in its next period.
+
+        A pod that is being deleted can be gone already.
+        """
         stamp = f"e2e.drakit.dev/nudge={time.monotonic_ns()}"
-        self.kubectl("annotate", "pod", name, "--overwrite", stamp)
+        self.kubectl("annotate", "pod", name, "--overwrite", stamp, check=False)
 
     def wait_gone(self, name: str, *, seconds: float = 60) -> None:
         wait_for(f"pod {name} to be gone", lambda: self.phase(name) == "Gone", seconds=seconds)

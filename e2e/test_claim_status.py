@@ -65,7 +65,7 @@ READY = Condition(type="Ready", status="True", reason="Configured")
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(True, id="1.36"),
+        pytest.param(True, id="1.36", marks=pytest.mark.kubernetes(oldest="1.36")),
         pytest.param(False, id="as-1.34", marks=pytest.mark.slow),
     ],
 )

@@ -1,5 +1,5 @@
 """
-Tests of drivers: a fake kubelet, a fake API server, and the rules of the driver contract::
+A test kit for drivers: a fake kubelet, a fake API server, and the rules of the driver contract::
 
     from drakit.testing import conformance_tests
 

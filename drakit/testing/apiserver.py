@@ -9,9 +9,9 @@ A Kubernetes API server in memory, which tests reach over HTTP.
 
 Like the real server, it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
-selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata. It has
-no schemas, defaults and admission. Server-side apply is a merge that replaces lists and has no
-field owners.
+selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata. It
+does not have schemas, defaults or admission. Server-side apply merges objects, replaces lists, and
+does not record field owners.
 
 Kinds are not registered: any path of the usual form works. ``served`` restricts a group to the
 versions that a cluster serves, and ``forbidden`` denies verbs. To make the server fail: ``fail``,
@@ -376,7 +376,7 @@ _FIRST = ("name", "generateName", "namespace", "uid", "resourceVersion")
 
 
 def _ordered(event: Object) -> Object:
-    """Order an object's fields like the real server, where readers may rely on the order."""
+    """Order an object's fields as the real server does, because clients may rely on the order."""
     if "metadata" not in event["object"]:
         return event
     body = dict(event["object"])

@@ -1,10 +1,10 @@
 """
-The objects of a cluster and their history, in memory. Requests change them by paths, selectors and
-merge patches, as with an API server.
+The objects of a cluster and their history, in memory. As in an API server, requests select them by
+path and selectors, and change them with merge patches.
 
 The module does not use HTTP, so that tests on a virtual clock can use it directly;
-:mod:`.apiserver` serves it. It has no schemas, defaults, admission and authorization. Server-side
-apply is a merge that replaces lists and has no field owners.
+:mod:`.apiserver` serves it. It does not have schemas, defaults, admission or authorization.
+    Server-side apply merges objects, replaces lists, and does not record field owners.
 
 Does not depend on kinds.
 """
@@ -26,7 +26,7 @@ ObjectKey: TypeAlias = tuple[str, str, str]
 
 
 class StatusError(Exception):
-    """A response of kind Status that is not a success."""
+    """A response of kind Status that reports a failure."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def selected(obj: Object | None, params: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """A write of an object."""
+    """A write to an object."""
 
     version: int
     key: ObjectKey
@@ -185,7 +185,7 @@ class FakeCluster:
         """Return a cluster with the same objects, but without watchers."""
         scratch = FakeCluster()
         scratch.version, scratch.oldest_version = self.version, self.oldest_version
-        scratch.objects = dict(self.objects)  # a write replaces an object, and changes none
+        scratch.objects = dict(self.objects)  # writes replace objects, and never modify them
         scratch.without_status = self.without_status
         return scratch
 

@@ -5,8 +5,8 @@ The kubelet's side of drivers' sockets: registration, prepare, unprepare and hea
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, claim)
 
-For a health stream, the module keeps the health that the status of pods would show, and for how
-long.
+For each health stream, the module records the health that the status of pods would show, and how
+long it stays valid.
 
 Does not depend on the programs that serve the sockets: it behaves like a kubelet, and checks
 nothing.
@@ -154,7 +154,7 @@ GET_INFO_SECONDS = 1.0
 """A kubelet's deadline for GetInfo."""
 
 NOTIFY_SECONDS = 5.0
-"""A kubelet's deadline for its message that a driver is registered."""
+"""A kubelet's deadline for the call that notifies a driver of its registration."""
 
 POLL_SECONDS = 0.1
 """The interval at which the existence of a registration socket is checked. A kubelet closes its

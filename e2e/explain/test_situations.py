@@ -69,7 +69,9 @@ def _items(request: pytest.FixtureRequest) -> Iterator[pytest.Function]:
 
 
 def case(situation: Situation):
-    marks = [pytest.mark.slow] if situation.slow else []
+    marks = [pytest.mark.kubernetes(oldest=situation.oldest)]
+    if situation.slow:
+        marks.append(pytest.mark.slow)
     return pytest.param(situation, id=situation.name, marks=marks)
 
 

@@ -334,6 +334,8 @@ def device_unhealthy(s: Scene) -> Iterator[None]:
     healthy(s, node)
 
 
+# The scheduler of Kubernetes 1.34 does not write tolerations into allocations, so the pods of the
+# next two situations are evicted at once.
 @situation(
     Code.EVICTION_BY_TAINT,
     words=(
@@ -341,6 +343,7 @@ def device_unhealthy(s: Scene) -> Iterator[None]:
         "that use it after the 3600 s that the request tolerates; resolve the cause of the",
     ),
     verdict=BROKEN,
+    oldest="1.35",
 )
 def eviction_by_the_driver(s: Scene) -> Iterator[None]:
     node = placed(s, tolerations=[UNTIL_EVICTED])
@@ -353,6 +356,7 @@ def eviction_by_the_driver(s: Scene) -> Iterator[None]:
     Code.EVICTION_BY_TAINT,
     words=("example.com/broken=yes", "-rule sets the taint: delete the rule"),
     verdict=BROKEN,
+    oldest="1.35",
 )
 def eviction_by_a_rule(s: Scene) -> Iterator[None]:
     placed(s, tolerations=[UNTIL_EVICTED])

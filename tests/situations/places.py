@@ -165,7 +165,8 @@ def attribute_does_not_match(s: Scene) -> Iterator[None]:
     s.pod(s.request(count=2))
 
 
-@situation(Code.CONSTRAINT_NOT_MET, words=("numa", "distinctAttribute"))
+# In Kubernetes 1.34, the scheduler compares addresses instead of values, so all are distinct.
+@situation(Code.CONSTRAINT_NOT_MET, words=("numa", "distinctAttribute"), oldest="1.35")
 def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}))
     different = [{"distinctAttribute": f"{s.driver}/numa"}]
@@ -180,6 +181,7 @@ def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
         "satisfy all constraints of the pod's claims together",
         "if there were no constraints",
     ),
+    oldest="1.35",
 )
 def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     s.publish(device("a", {"numa": 0, "root": "x"}), device("b", {"numa": 0, "root": "y"}))
@@ -259,7 +261,8 @@ def shares_used_up(s: Scene) -> Iterator[None]:
 
 
 def partitions(s: Scene, *parts: tuple[str, str], slots: str = "4", generation: int = 1) -> None:
-    """Publish partitions of one board, each with its slots."""
+    """Publish partitions of one board, each with its slots. Kubernetes 1.34 refuses counters and
+    devices in separate slices."""
     board = counters("board", slots=slots)
     s.publish(sharedCounters=[board], of=2, number=0, generation=generation)
     each = [device(name, consumesCounters=consumes(slots=amount)) for name, amount in parts]
@@ -272,6 +275,7 @@ def partitions(s: Scene, *parts: tuple[str, str], slots: str = "4", generation: 
         "(pod holder); 1 shares hardware with devices that are allocated to claim",
         "(pod holder) released its devices",
     ),
+    oldest="1.35",
 )
 def partitions_taken(s: Scene) -> Iterator[None]:
     partitions(s, ("half", "2"), ("whole", "4"))
@@ -281,7 +285,7 @@ def partitions_taken(s: Scene) -> Iterator[None]:
     s.delete("pods", "holder")
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("counter",))
+@situation(Code.NO_DEVICE_PUBLISHED, words=("counter",), oldest="1.35")
 def partition_larger_than_its_board(s: Scene) -> Iterator[None]:
     partitions(s, ("whole", "4"), slots="2")
     s.pod(s.request())
@@ -354,7 +358,8 @@ def slice_selects_no_node(s: Scene) -> Iterator[None]:
     s.publish(device("a"), nodeSelector=only_on(s.node))
 
 
-@situation(Code.POOL_INVALID, words=("pool twins",))
+# Before 1.35, an invalid pool ends the search for every pod.
+@situation(Code.POOL_INVALID, words=("pool twins",), alone=True)
 def device_published_twice(s: Scene) -> Iterator[None]:
     s.publish(device("a"), pool="twins", of=2, number=0)
     s.publish(device("a"), pool="twins", of=2, number=1)

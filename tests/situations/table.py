@@ -56,6 +56,9 @@ class Situation:
     slow: bool = False
     """Whether it runs in ``make test-all`` only."""
 
+    oldest: str | None = None
+    """The oldest Kubernetes release that has the situation, such as 1.35; `None` for all."""
+
     unreal: str = ""
     """Why a real cluster does not have it; empty if it can."""
 
@@ -97,9 +100,9 @@ def situation(*codes: Code, **fields: Any) -> Callable[[Callable[[Scene], Iterat
     return added
 
 
-def fits() -> Callable[[Callable[[Scene], Iterator[None]]], None]:
-    """One of which we say that it fits; the scheduler agrees without a remedy."""
-    return situation(verdict=Verdict.FITS, unseen=True)
+def fits(**fields: Any) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+    """Add a situation in which the pod fits: the scheduler agrees without a remedy."""
+    return situation(verdict=Verdict.FITS, unseen=True, **fields)
 
 
 MODEL_X = 'device.attributes["DRIVER"].model == "x"'

@@ -1,6 +1,6 @@
 """
-The objects of the API server in a kit: published ResourceSlices, and claims that are allocated as
-by a scheduler.
+The objects of the API server in a kit: published ResourceSlices, and claims that are allocated as a
+scheduler would allocate them.
 
 Does not depend on the node plugin, or on the kubelet.
 """
@@ -21,18 +21,18 @@ from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, P
 NAMESPACE = "lab"
 
 PUBLISH_SECONDS = 10.0
-"""The time limit from a registration until a device is published. The node plugin does not wait for
-anything else then."""
+"""The maximum time from a registration to the publication of a device. In between, the node plugin
+does not wait for anything else."""
 
 SETTLE_SECONDS = 0.2
-"""The time without a change after which a list of devices is complete, if it differs from that of
-the last start."""
+"""If a list of devices differs from that of the last start, it is complete after this time without
+a change."""
 
 SETTLE_PROGRAM_SECONDS = 1.0
-"""The same for devices of a program, which may register one resource after another."""
+"""The same for devices of a program, which may register its resources one at a time."""
 
 LIST_SECONDS = 2.0
-"""How long to wait for more devices, because a driver may list them one after another."""
+"""How long to wait for more devices, because a driver may list them one at a time."""
 
 POLL_SECONDS = 0.02
 
@@ -98,7 +98,7 @@ class Cluster:
         self._settled = now
 
     async def until_listed(self, driver: str, *, at_least: int) -> list[PublishedDevice]:
-        """Wait a moment for this many devices, and return the published ones."""
+        """Wait briefly until this many devices are published, and return all published devices."""
         await within(LIST_SECONDS, lambda: len(self.devices(driver)) >= at_least)
         return self.devices(driver)
 
@@ -139,7 +139,7 @@ class Cluster:
         return ClaimUnderTest(reference=reference, devices=tuple(devices), body=stored)
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete a claim object at once, if it still exists."""
+        """Delete a claim object immediately, if it still exists."""
         path = f"{_CLAIMS}/{claim.reference.name}"
         if self._api.object(path) is not None:
             self._api.remove(path)
@@ -154,8 +154,8 @@ def result_for(
     share_id: str | None = None,
     consumed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the allocation result of a scheduler for a device. A device that several claims may
-    have is always allocated as a share."""
+    """Return the allocation result of a scheduler for a device. A device that several claims can
+    use is always allocated as a share."""
     result: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
@@ -183,7 +183,7 @@ def default_share(device: PublishedDevice) -> Mapping[str, str]:
 
 
 async def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Wait until a condition is met, or the time is over. Return whether it is met."""
+    """Wait until a condition is met, or the time is up. Return whether it is met."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while not (holds := condition()) and loop.time() < until:

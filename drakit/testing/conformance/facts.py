@@ -1,7 +1,7 @@
 """
-The facts that rules get from a kit: published devices, stored claims, responses to the kubelet.
-Also, the outcomes other than a pass: a rule fails, does not apply, or the kit itself cannot
-continue.
+The facts that a kit provides to rules: published devices, stored claims, responses to the kubelet.
+The errors are the outcomes other than a pass: a rule fails, does not apply, or the kit itself
+cannot continue.
 
 Does not depend on rules, or on the source of the facts.
 """
@@ -59,8 +59,7 @@ class PublishedDevice:
     """The published taints: ``key``, ``value``, ``effect``, ``timeAdded``."""
 
     allow_multiple: bool = False
-    """Whether several claims may have the device at the same time
-    (``allowMultipleAllocations``)."""
+    """Whether several claims can use the device at the same time (``allowMultipleAllocations``)."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     """The whole device, as JSON."""
@@ -87,7 +86,7 @@ class ClaimUnderTest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedDevice:
-    """A device of a response to NodePrepareResources."""
+    """A device in a response to NodePrepareResources."""
 
     requests: tuple[str, ...]
     pool: str
@@ -130,7 +129,8 @@ class PrepareResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceHealth:
-    """The health of a device that the kubelet received, and would show in the status of pods."""
+    """The health of a device, as the kubelet received it and would show it in the status of
+    pods."""
 
     status: str
     """``Healthy``, ``Unhealthy`` or ``Unknown``."""

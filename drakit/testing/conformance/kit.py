@@ -2,9 +2,10 @@
 The kit: one node with one driver, a fake kubelet and a fake API server.
 
 The real node plugin runs as a process between a fake kubelet and a fake API server. A rule prepares
-and unprepares claims, kills, reboots and removes things, and checks how the driver copes.
-:mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node, and :mod:`.claims` has the
-objects of the API server.
+and unprepares claims, kills processes, reboots the node or removes devices and files, and checks
+how the driver responds.
+:mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node, and :mod:`.claims` manages
+    the objects in the API server.
 
 Does not depend on rules.
 """
@@ -419,8 +420,8 @@ class Kit:
         return "" if self._node.program is None else self._node.program.text()
 
     def blocked(self, *, least: int = 2) -> str | None:
-        """Return the call that has blocked the driver's event loop this often, or for long, or
-        None. A single pause can be caused by a busy machine, or by an import."""
+        """Return the call that has blocked the driver's event loop at least this many times, or
+        None. A busy machine or an import can cause a single pause."""
         calls: list[str] = []
         for line in f"{self.log()}\n{self.target_log()}".splitlines():
             if BLOCKED in line:

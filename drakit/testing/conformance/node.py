@@ -2,9 +2,9 @@
 A node: the kubelet's directories, the process of the node plugin, the target's own process, and the
 kubelet's podresources socket.
 
-The module starts and stops the processes, waits until the driver can be used, and reads from the
-log why it cannot. A node plugin reads the claims in use from the socket, and relies only on lists
-that contain its own pod.
+The module starts and stops the processes, and waits until the driver can be used. If that takes too
+long, it reads the reason from the log. A node plugin reads the claims in use from the socket, and
+relies only on lists that contain its own pod.
 
 Does not depend on rules.
 """
@@ -43,14 +43,14 @@ OWN_POD: Mapping[str, str] = {"POD_NAMESPACE": "drakit-system", "POD_NAME": "dra
 """The node plugin's own pod, from its environment."""
 
 START_SECONDS = 30.0
-"""The time limit until a driver is registered and its devices can be used."""
+"""The maximum time until a driver is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
 """How long to wait for a driver that is rejected, or whose devices are all rejected, because the
 next attempt may succeed."""
 
 HOPELESS_ENDS = 3
-"""After this many exits, the kit gives up the target's program."""
+"""After this many exits, the kit gives up on the target's program."""
 
 SETUP_SECONDS = 60.0
 """The time limit of a target's setup."""
@@ -63,15 +63,15 @@ COMPLETE_SECONDS = 5.0
 may have lost one permanently."""
 
 UNHEALTHY_SECONDS = 20.0
-"""How long to wait for a healthy device, because a driver may not have one. Plugins with
-Kubernetes' stub register again 10 s after a restart."""
+"""How long to wait for a healthy device. A driver may not have one. Plugins with Kubernetes' stub
+register again 10 s after a restart."""
 
 # Short periods, so that a rule about health does not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
 
 
 MAX_CHARACTERS = 1000
-"""The length limit of a problem. Longer ones come from the driver."""
+"""The maximum length of a problem. Messages from the driver can be longer."""
 
 _REJECTED = re.compile(r"device is rejected .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
@@ -102,7 +102,7 @@ class FakeNode:
         self._kubeconfig = kubeconfig
         self._boots = 0
         self._healthy = 0
-        self._begun = 0  # where the node plugin's log of this start begins
+        self._begun = 0  # the offset of the current run in the node plugin's log
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
@@ -151,7 +151,8 @@ class FakeNode:
 
     async def kill_program(self) -> None:
         """Kill the target's own program, and wait until the metrics of the node plugin show it.
-        They can be some seconds old, and the old ones would look like a new start."""
+        Metrics can be a few seconds old, and old ones would look as if the program had started
+        again."""
         if self.program is not None:
             await self.program.kill()
             await self._until("the node plugin still shows a driver that runs", self._is_down)
@@ -170,7 +171,7 @@ class FakeNode:
         if self.program is not None:
             await self.program.kill()
         if self._waits_for is not None:
-            self._waits_for.unlink(missing_ok=True)  # a stale socket is not a sign of life
+            self._waits_for.unlink(missing_ok=True)  # a stale socket would look as if the program were running
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -248,7 +249,7 @@ class FakeNode:
         await self._until("the driver has no devices", usable)
 
     async def _registers(self) -> bool:
-        """Register the driver at the first socket that responds. Stale sockets do not."""
+        """Register the driver at the first socket that responds, because others may be stale."""
         for path in self._kubelet.sockets():
             try:
                 info = await self._kubelet.get_info(path)
@@ -261,7 +262,8 @@ class FakeNode:
         return False
 
     async def _gauges(self) -> Mapping[str, float]:
-        """Read the driver's metrics: numbers of devices by state, the rest by the metric's name."""
+        """Return the driver's metrics: the number of devices by state, and the other values by
+        metric name."""
         text = await self._get("metrics", "/metrics")
         found: dict[str, float] = {}
         driver = re.escape(self.driver or "")
@@ -287,8 +289,8 @@ class FakeNode:
             return ""
 
     async def _until(self, problem: str, look: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until a condition is met. Raises ConformanceError if it takes too long or is
-        hopeless."""
+        """Wait until a condition is met. Raises ConformanceError if it takes too long or cannot
+        succeed."""
         loop = asyncio.get_running_loop()
         hopeless_since, ends = inf, self._ends()
         with contextlib.suppress(TimeoutError):
@@ -297,7 +299,7 @@ class FakeNode:
                     if not self.plugin.running:
                         raise ConformanceError(self._exit_sentence())
                     if not self._serves():
-                        ends = self._ends()  # device plugins may exit until there is a kubelet
+                        ends = self._ends()  # device plugins may exit while there is no kubelet
                     if why := await self._hopeless():
                         hopeless_since = min(hopeless_since, loop.time())
                     else:
@@ -342,7 +344,7 @@ class FakeNode:
         return rejected(log) or refused(log) or stopped(log)
 
     def _exit_sentence(self) -> str:
-        """Describe how the node plugin exited. Its last line has the reason."""
+        """Describe how the node plugin exited. Its last log line contains the reason."""
         line = last_line(self.plugin.text())
         reason = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{reason}"

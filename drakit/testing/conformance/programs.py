@@ -2,8 +2,9 @@
 Programs that a kit starts: the node plugin, and the target's own program, if it has one.
 
 The output of a program goes to a file. ``python -m drakit.testing.conformance.programs FROM TO`` is
-one of the programs: a socket that forwards to another one, for a backend that is already running.
-Links in its directory are not sockets, and a socket cannot be moved.
+also such a program: a relay from a new socket to that of a backend that is already running. Without
+it, the node plugin could not find the backend: a socket cannot be moved, and the node plugin
+ignores symbolic links.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Program:
     @staticmethod
     def _signal(process: asyncio.subprocess.Process, number: int) -> None:
         # The group is killed even if the process has exited: the processes that it started must not
-        # stay.
+        # survive.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
@@ -185,8 +186,8 @@ async def run_command(
 
 
 def python_environment() -> dict[str, str]:
-    """Return the environment for the kit's own Python programs. It is not for the target's: a
-    script must find the modules next to it, which the safe path forbids."""
+    """Return the environment for the kit's own Python programs. Do not use it for the target's
+    programs: with PYTHONSAFEPATH, a script cannot import the modules next to it."""
     return {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
 
 
@@ -197,7 +198,7 @@ def python_path() -> str:
 
 
 def add_working_directory() -> None:
-    """Let this Python, too, find the modules of the working directory."""
+    """Add the working directory to the import path of this process."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
 
@@ -217,7 +218,7 @@ async def relay(source: Path, target: Path) -> None:
             sys.stderr.write(f"{target} cannot be reached: {error}\n")
             writer.close()
             return
-        # If either side ends, the other one ends, too.
+        # If either side ends, the other one is ended as well.
         ways = [
             asyncio.create_task(_pass_on(reader, back)),
             asyncio.create_task(_pass_on(there, writer)),

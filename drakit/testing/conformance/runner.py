@@ -54,7 +54,7 @@ class RuleResult:
     seconds: float = 0.0
 
     unusable: bool = False
-    """Whether the driver did not even start, or blocked, so that no other rule has a different
+    """Whether the driver did not even start, or blocked, so that every other rule has the same
     result."""
 
     @property
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether the target passes all rules that apply to it, and at least one."""
+        """Whether at least one rule applies to the target, and the target passes all that apply."""
         passed = self.count(Outcome.PASSED)
         return passed > 0 and all(result.good for result in self.results)
 
@@ -88,9 +88,9 @@ async def run(
     on_result: Callable[[RuleResult], None] = lambda result: None,
 ) -> Report:
     """
-    Check a target against all rules, or some. `on_result` receives each result when it is
-    available. `turns`, which several targets may share, limits the concurrent nodes, in addition to
-    the target's own limit.
+    Check a target against the rules in `only`, or against all rules. `on_result` receives each
+    result when it is available. `turns`, which several targets may share, limits the concurrent
+    nodes, in addition to the target's own limit.
 
     A driver that does not even start is tried once: the other rules are broken for the same reason.
     If the driver has blocked its event loop, so are the rules that have not started.
@@ -104,7 +104,7 @@ async def run(
 
     waiting = list(chosen)
     shared = turns or asyncio.Semaphore(target.jobs)
-    # The first rule by itself shows whether anything can be tested.
+    # Check the first rule by itself, to find out whether the target can be tested at all.
     if waiting:
         async with shared:
             end(await check_rule(target, waiting.pop(0)))

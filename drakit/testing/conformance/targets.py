@@ -29,8 +29,8 @@ from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
-"""The setup before the first start on a node and after each reboot: a function that gets the kit's
-folder, or a shell command, which gets it in ``$DRAKIT_ROOT``."""
+"""The setup that runs before the first start on a node and after each reboot: a function that
+receives the kit's folder, or a shell command that reads it from ``$DRAKIT_ROOT``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ it:
         if again != first:
             kit.fail("the second prepare of a claim gave other devices than the first")
 
-The kit is new, and its driver is started, registered and has published devices. The kit cleans up
-everything that the rule leaves behind.
+Each rule gets a new kit, whose driver has started, registered and published devices. The kit cleans
+up everything that the rule leaves behind.
 
 The rules do not depend on the internals of the kit: they use only its public names.
 """
@@ -72,7 +72,7 @@ def rule(
     kinds: Collection[str] = ("python", "backend", "device-plugin"),
     seconds: float = DEFAULT_SECONDS,
 ) -> Callable[[Check], Rule]:
-    """Convert a function that checks a rule to the rule itself."""
+    """Return a decorator that turns a check function into a rule."""
 
     def decorate(check: Check) -> Rule:
         return Rule(

@@ -14,7 +14,8 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 LABELS = 2000
-"""More labels than the node plugin passes to a driver. The API server has no limit."""
+"""More labels than the node plugin passes to a driver. The API server does not limit their
+number."""
 
 ANNOTATION_BYTES = 200 * 1024
 """The API server's limit for all annotations is 256 KiB."""

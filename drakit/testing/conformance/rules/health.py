@@ -15,8 +15,8 @@ from drakit.testing.conformance.rules import rule
 from drakit.testing.kubelet import health_version
 
 REPORT_SECONDS = 5.0
-"""The time limit from the start to the first health of each device. A driver that polls needs a
-while."""
+"""The time limit from the start to the first health of each device. A driver that polls needs some
+time."""
 
 MESSAGE_BYTES = 1021
 """The kubelet accepts 1,024, and the node plugin truncates longer messages to about that size."""

@@ -13,8 +13,8 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 UNPREPARE_SECONDS = 15.0
-"""The time limit of an unprepare during a prepare, in addition to the prepare's own time. The pod
-terminates only after it."""
+"""The time limit of an unprepare during a prepare, in addition to the duration of the prepare.
+Until the unprepare ends, the pod cannot terminate."""
 
 STOP_SECONDS = 10.0
 """The time limit of a stop. During an update of the DaemonSet, the scheduler loses the devices
@@ -138,7 +138,7 @@ async def process_killed(kit: Kit) -> None:
 
 
 def _usable_now(kit: Kit) -> set[tuple[str, str]]:
-    """Return pool and name of the devices whose driver is available."""
+    """Return the pool and name of each device whose driver is available."""
     return {
         (body["spec"]["pool"]["name"], device["name"])
         for body in kit.slices()

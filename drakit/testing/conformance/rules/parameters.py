@@ -12,7 +12,7 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 DEEP = 200
-"""The depth of an object that API servers accept, but a parser of the driver may not."""
+"""An object depth that API servers accept, but that a parser in the driver may not accept."""
 
 MAX_RAW = 10 * 1024
 """The API server's limit for one config. A claim can have :data:`MAX_CONFIGS`."""
@@ -77,7 +77,7 @@ async def hostile_parameters(kit: Kit) -> None:
 
 
 async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
-    """Prepare and unprepare a claim. Only a response to both calls is required."""
+    """Prepare and unprepare a claim. Both calls must return a response, which can be an error."""
     try:
         await kit.prepare(claim)
         error = (await kit.unprepare(claim)).get(claim.uid)

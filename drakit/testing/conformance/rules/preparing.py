@@ -20,8 +20,8 @@ from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
 
 CHECKED_DEVICES = 8
-"""The number of devices whose edits are checked, which is enough for the kinds that a driver
-has."""
+"""The number of devices whose edits are checked. A driver is unlikely to have more kinds of
+devices."""
 
 LOST_AT_REBOOT = ("/run/", "/var/run/", "/tmp/", "/dev/shm/")  # noqa: S108
 """Directories that a reboot of a node empties."""

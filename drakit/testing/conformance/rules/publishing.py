@@ -126,7 +126,7 @@ async def dropped_fields(kit: Kit) -> None:
     # The node plugin creates deleted slices again.
     known = await within(DROPPED_SECONDS, lambda: bool(kit.slices()) and not _used(kit, fields))
     affected = sum(bool(fields & device.body.keys()) for device in devices)
-    await within(EVENT_SECONDS, lambda: len(_rejected(kit)) >= affected)  # an Event for each
+    await within(EVENT_SECONDS, lambda: len(_rejected(kit)) >= affected)  # one Event per device
     if rejected := _rejected(kit):
         kit.fail(
             f"{len(rejected)} devices are not published, and there is no fallback; the first: "

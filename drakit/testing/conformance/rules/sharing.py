@@ -1,5 +1,5 @@
 """
-Devices with several claims at the same time: by shares of their capacity, or with admin access.
+Devices that several claims use at the same time, as shares of the capacity or with admin access.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Steps of rules: devices to try, claims for them, and calls that must succeed.
 
 A rule begins with a step that another rule covers (a plain claim is prepared). If that fails, the
-rule is skipped with the reason, because one fault of a driver should be reported once. After that,
-any problem fails the rule.
+rule is skipped with the reason, because each fault of a driver should be reported only once. After
+that, any problem fails the rule.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STOP = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re
 
 async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     """
-    Return devices that claims can have at the same time, or skip the rule.
+    Return devices that claims can use at the same time, or skip the rule.
 
     Excludes devices with taints, and all but one of the partitions of one piece of hardware. All of
     them are either devices for a single claim or, if there are none, devices that claims share.
@@ -104,7 +104,7 @@ def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
 
 
 def stop_reasons(log: str) -> list[str]:
-    """Return from a part of the node plugin's log why the driver has stopped."""
+    """Return the reasons for which the driver has stopped, from a part of the node plugin's log."""
     return [match["reason"] for match in _STOP.finditer(log)]
 
 
@@ -234,7 +234,8 @@ def check_sentence(kit: Kit, error: str, what: str) -> None:
 
 @contextlib.asynccontextmanager
 async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio.Task[ResultT]]:
-    """Run a coroutine concurrently with the rule. Cancel it if it has not ended with the rule."""
+    """Run a coroutine concurrently with the rule. Cancel it if it is still running when the rule
+    ends."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -246,7 +247,7 @@ async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio
 
 
 async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
-    """Fail the rule if a new claim cannot have the devices now. Leaves nothing prepared."""
+    """Fail the rule if a new claim cannot use the devices now. Leaves nothing prepared."""
     claim = kit.claim(*devices)
     await must_prepare(kit, claim, when=f"{when}, for the device's next pod,")
     await must_unprepare(kit, claim, when=f"{when}, after the next pod ended,")

@@ -87,7 +87,8 @@ async def unprepare_without_prepare(kit: Kit) -> None:
             await asyncio.sleep(0.001)
             await steps.must_unprepare(kit, claim, when="at the start of its prepare,")
             await asked
-        # The claim may have been unprepared first and prepared then, as by a pod that still exists.
+        # The claim may have been unprepared first and prepared afterward, as if its pod still
+        # existed.
         await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time,")
     await steps.free_again(kit, device, when="after claims whose pods were deleted immediately")
 
