@@ -4,7 +4,7 @@ path and selectors, and change them with merge patches.
 
 The module does not use HTTP, so that tests on a virtual clock can use it directly;
 :mod:`.apiserver` serves it. It does not have schemas, defaults, admission or authorization.
-    Server-side apply merges objects, replaces lists, and does not record field owners.
+Server-side apply merges objects, replaces lists, and does not record field owners.
 
 Does not depend on kinds.
 """

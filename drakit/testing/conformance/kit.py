@@ -3,9 +3,8 @@ The kit: one node with one driver, a fake kubelet and a fake API server.
 
 The real node plugin runs as a process between a fake kubelet and a fake API server. A rule prepares
 and unprepares claims, kills processes, reboots the node or removes devices and files, and checks
-how the driver responds.
-:mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node, and :mod:`.claims` manages
-    the objects in the API server.
+how the driver responds. :mod:`.targets` hosts the driver, :mod:`.node` starts and stops the node,
+and :mod:`.claims` manages the objects in the API server.
 
 Does not depend on rules.
 """

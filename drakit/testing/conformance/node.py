@@ -171,7 +171,7 @@ class FakeNode:
         if self.program is not None:
             await self.program.kill()
         if self._waits_for is not None:
-            self._waits_for.unlink(missing_ok=True)  # a stale socket would look as if the program were running
+            self._waits_for.unlink(missing_ok=True)  # it would look as if the program were running
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
