@@ -146,7 +146,7 @@ class _Probed:
         for driver in self._drivers.served:
             try:
                 await driver.measure()
-            except Exception:  # even on a bug in the probe, report the other drivers
+            except Exception:  # if the probe has a bug, still report the other drivers
                 logger.exception("driver cannot be measured", extra={"driver": driver.name})
 
 

@@ -116,7 +116,7 @@ class FileWatch:
 
     def __init__(self, *paths: Path, settled_seconds: float) -> None:
         """Keep reporting a change until it is older than `settled_seconds`, because a second change
-        may have the same time, or may become visible later."""
+        may have the same timestamp, or may become visible later."""
         self._paths = [os.fspath(path) for path in paths]
         self._settled_nanoseconds = int(settled_seconds * 1e9)
         self._seen: list[_Stamp] | None = None

@@ -34,8 +34,8 @@ does not need them, but a program that mounts the directory at the host's path d
 
 
 MAX_BACKENDS = 64
-"""Maximum number of drivers of backends on a node, against a program that keeps changing its name.
-Each driver takes about 1 MiB and ten open files."""
+"""Maximum number of drivers of backends on a node. It protects against a program that keeps
+changing its name. Each driver takes about 1 MiB and ten open files."""
 
 MAX_RESOURCES = 256
 """Maximum number of device plugins' resources on a node. Each has a pool, a connection and a

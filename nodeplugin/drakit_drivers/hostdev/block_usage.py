@@ -42,8 +42,8 @@ the devices of a btrfs, and the others have no devices."""
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> Mapping[str, str]:
-    """Read the host's mounts and swap areas. Returns ``MAJOR:MINOR``, each with a few words on the
-    use of the device, such as ``mounted at /``."""
+    """Return the use of each block device that is mounted or a swap area, keyed by ``MAJOR:MINOR``.
+    A use is a short description, such as ``mounted at /``."""
     mounts = _parse(mountinfo, parse_mountinfo)
     swapped = _parse(swaps, parse_swaps)
     sources = _Sources(sysfs, dev_root)
@@ -52,13 +52,13 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
         for number in _numbers_of_mount(mount, sources):
             used.setdefault(number, mount.place)
     for path in swapped:
-        if path.startswith("/dev/"):  # otherwise a file, on a file system that is mounted
+        if path.startswith("/dev/"):  # otherwise, it is a file on a mounted file system
             for number in sources.numbers(path, what="a swap area"):
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
     for name, directory in sources.directories.items():
-        # A loop device opens a block device like a program, and is not listed as a holder.
+        # Like a program, a loop device opens its block device without being listed as a holder.
         backing = read_attribute(directory / "loop", "backing_file") or ""
         if backing.startswith("/dev/"):
             for number in sources.find(backing) or ():
@@ -83,7 +83,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
     elif not mount.source.startswith("/dev/"):
         return
     elif anonymous and mount.fs_type not in _NO_LOOKUP_NEEDED:
-        # Only the source names the device, so it must be found.
+        # Only the source identifies the device, so it must be resolved.
         yield from sources.numbers(mount.source, what=mount.place)
     else:
         yield from sources.find(mount.source) or ()
@@ -113,8 +113,8 @@ class _Sources:
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Return the numbers of the devices. Empty if the path is not a block device; None if that
-        is unknown."""
+        """Return the numbers of the devices: none if the path is not a block device, and None if
+        that is unknown."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:
             return whole
@@ -156,13 +156,14 @@ class MountEntry:
 
     @property
     def is_volume(self) -> bool:
-        """Whether a pod has it as a volume. Its mount point and source then contain names of
-        tenants."""
+        """Whether it is a volume of a pod. If so, its mount point and source contain names that
+        tenants chose."""
         return _VOLUME.search(self.mount_point) is not None
 
     @property
     def place(self) -> str:
-        """The mount point in a few words that users of other namespaces may read."""
+        """A short description of the mount point, which is safe to show to users of other
+        namespaces."""
         return (
             "mounted as a volume of a pod" if self.is_volume else f"mounted at {self.mount_point}"
         )

@@ -49,10 +49,10 @@ class Candidate:
     """The policy that matches it, or None."""
 
     reason: str | None = None
-    """Why it is not published although a policy matches it."""
+    """The reason why it is not published although a policy matches it."""
 
     refusal: str | None = None
-    """Why the suggested policy would not publish it."""
+    """The reason why the suggested policy would not publish it."""
 
     others: tuple[str, ...] = ()
     """Other policies that match it but do not get it."""
@@ -124,7 +124,7 @@ def _hosts(config: HostDevicesConfig, subsystem: str | None) -> Iterator[HostDev
         if found.unreadable:
             raise DriverError(found.unreadable)
         for device in found.devices:
-            # /sys/class and /sys/bus can list one device twice.
+            # /sys/class and /sys/bus can list the same device twice.
             if (device.type, device.number) not in seen:
                 seen.add((device.type, device.number))
                 yield device

@@ -83,7 +83,7 @@ class PathMount(DevicePolicy):
     ``/usr/share`` and ``/run/udev/data`` need ``allow.dangerous``."""
 
     container_path: PathText
-    """The path in the container. Each mount has another one."""
+    """The path in the container. Each mount must have a different path."""
 
     @model_validator(mode="after")
     def _does_not_hide_the_runtime_s_own(self) -> Self:
@@ -178,7 +178,7 @@ def container_edits(
     """
     Return the edits for a device.
 
-    The variable ``HOSTDEV_<REQUEST>__<DEVICE>`` has the paths of its nodes in the container,
+    The variable ``HOSTDEV_<REQUEST>__<DEVICE>`` contains the paths of its nodes in the container,
     separated by colons. ``HOSTDEV_<REQUEST>`` is sufficient for an application that requests a
     single device. If there are several, it describes one of them.
     """

@@ -80,7 +80,7 @@ _PROBES = ("mem", "sda1", "TTY_9", "0", "zz-zz.z")
 
 def danger_of_path(path: str) -> str | None:
     """
-    Return the danger of a device at a path for the node, or None if the path is not in the table.
+    Return how a device at a path endangers the node, or None if the path is not in the table.
 
     The path can be a glob that matches only such paths.
     """
@@ -135,7 +135,7 @@ _BOOT_PROTOCOLS = {"01": "keyboard", "02": "mouse"}
 
 def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
     """
-    Return the danger of a device for the node, as a clause, or None if it is not dangerous.
+    Return how a device endangers the node, as a clause, or None if it is not dangerous.
 
     Raises OSError if sysfs cannot be read, because the device could be dangerous.
 

@@ -91,11 +91,12 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._policies: dict[str, HostPolicy] = dict(self._own)
         self._scan: Scan | None = None
         self._in_use: Mapping[str, Sequence[str]] = {}
-        """By policy: a clause for each device that claims hold in a form that it no longer has."""
+        """For each policy, a clause for each device that claims hold in a form that the policy no
+        longer offers."""
         self._held: Mapping[str, HeldDevice] = {}
         self._prepared: dict[str, tuple[float, HeldDevice]] = {}
-        """Recently prepared devices. They are treated as held until this time on the loop's
-        clock."""
+        """Recently prepared devices, keyed by name, with the time on the loop's clock until which
+        they are treated as held."""
         self._preparing = asyncio.Lock()
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -226,7 +227,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         Wait for the node's labels if a policy has a node selector.
 
         Without the labels, it is unknown whether the policy still applies, so published devices
-        remain. At a start, waiting costs nothing, because nothing can be published without the API
+        remain. At startup, waiting costs nothing, because nothing can be published without the API
         server.
         """
         while self._lacks_labels():  # noqa: ASYNC110  (set from another thread)

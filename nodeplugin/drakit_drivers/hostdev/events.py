@@ -6,9 +6,9 @@ arrive in a pod's network namespace, if the pod uses the user namespace of the h
 can send to such sockets, so only messages of the kernel itself are accepted. udev processes a
 device after the kernel has reported it. Then udev's database changes, which inotify reports.
 
-Events carry no data for the driver, because a scan reads the host. So any number of events requests
-one scan, and so does a lost event (a full socket). Without the socket, or without udev, the full
-scans of :mod:`.driver` detect the changes.
+Events carry no data for the driver, because a scan reads the host. Therefore, a single scan covers
+any number of events, even events that were lost because the socket was full. Without the socket, or
+without udev, the full scans of :mod:`.driver` detect the changes.
 
 Does not depend on policies or devices.
 """

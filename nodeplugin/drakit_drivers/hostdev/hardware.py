@@ -65,7 +65,8 @@ _FIXED_PARTS = {
     # A port of a serial card.
     "serial-base": re.compile(r".+:\d+\.(\d+)"),
 }
-"""By subsystem: the part of a device's name that does not depend on the kernel's numbering."""
+"""The part of a device's name that does not depend on the kernel's numbering, keyed by
+subsystem."""
 
 _SEPARATE_NODES = ("gpio", "i2c-dev", "iio", "infiniband_mad", "tty")
 """Subsystems in which each node is a separate connector, chip or bus."""
@@ -202,7 +203,7 @@ class HostDevice:
     """The directory of the physical unit to which it belongs. None if it is a unit by itself."""
 
     family: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """Attributes that only devices of this kind have."""
+    """Attributes that are specific to this kind of device."""
 
     @property
     def number(self) -> str:

@@ -73,7 +73,7 @@ class Scan:
     selection: Selection
     found: tuple[HostDevice, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why devices of a subsystem cannot be checked, by subsystem."""
+    """The reasons why devices of a subsystem cannot be checked, keyed by subsystem."""
 
     withdrawn: tuple[str, ...] = ()
     """Held devices that are not published, although their hardware is present or unknown."""
@@ -81,11 +81,11 @@ class Scan:
     misplaced: tuple[Misplaced, ...] = ()
     twins: tuple[Twin, ...] = ()
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Problems in policies, by policy name."""
+    """Problems in policies, keyed by policy name."""
 
 
 class Host:
-    """The host, at the paths in a config. Methods read files, and block for a moment."""
+    """The host, at the paths in a config. Methods read files, and block briefly."""
 
     def __init__(self, config: HostDevicesConfig) -> None:
         """Open the host. Raises DriverError if the config is invalid on this host. Missing devices
@@ -112,8 +112,8 @@ class Host:
         :param policies: the policies of the node, in order of precedence.
         :param before: the last scan.
         :param held: the devices that claims hold.
-        :param only: scan only the files that the devices with these names need. The rules are the
-            same.
+        :param only: scan only the files that the devices with these names need. The same rules
+            apply.
         """
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)
@@ -259,16 +259,17 @@ class _Rules:
     config: HostDevicesConfig
     sysfs: Sysfs
     forbidden: Mapping[str, str]
-    """Why policies are not allowed, by policy name."""
+    """The reasons why policies are not allowed, keyed by policy name."""
 
     stale: Mapping[str, str]
-    """Why devices that only the last scan found are unknown, by path."""
+    """The reasons why it is unknown whether devices that only the last scan found still exist,
+    keyed by path."""
 
     used: Mapping[str, str] | UnreadableError
     consoles: Collection[str] | UnreadableError
 
     def doubts(self) -> dict[str, str]:
-        """Why rules cannot be checked, by subsystem."""
+        """The reasons why rules cannot be checked, keyed by subsystem."""
         facts = {"block": self.used, "tty": self.consoles}
         return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
 

@@ -179,7 +179,7 @@ class _OfSubsystem(DevicePolicy):
 
 
 class Conditions(DevicePolicy):
-    """Conditions for devices. A device meets them if it meets all specified ones."""
+    """Conditions for devices. A device must meet all specified conditions."""
 
     paths: tuple[Glob, ...] = Field(default=(), max_length=64)
     """Paths under ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one

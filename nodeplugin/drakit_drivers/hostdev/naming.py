@@ -33,12 +33,12 @@ Number = tuple[str, int, int]
 """Type (``b`` or ``c``), major and minor."""
 
 Numbers = Mapping[str, Collection[Number]]
-"""The numbers of hardware by its identity. A unit, or equal nodes of it, can have several
+"""The numbers of hardware, keyed by its identity. A unit, or equal nodes of it, can have several
 numbers."""
 
 
 class Holds:
-    """The held devices by name. Immutable."""
+    """The held devices, keyed by name. Immutable."""
 
     def __init__(
         self,
@@ -208,7 +208,8 @@ def assign(
     requests: Sequence[NameRequest], *, before: Mapping[str, str], holds: Holds
 ) -> dict[str, str | None]:
     """
-    Give each device a name, by key, or None if it is unclear which device a claim holds.
+    Give each device a name, keyed by the key of its request, or None if it is unclear which device
+    a claim holds.
 
     :param before: the names of devices in the last scan, by key.
     """

@@ -84,7 +84,7 @@ class Doubt:
     """Whether claims have outdated edits."""
 
     by_change: bool = False
-    """Whether the policy changed while claims hold the device."""
+    """Whether the policy changed while claims held the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,13 +138,15 @@ class Selection:
 
     refused: Mapping[str, Refused]
     matched: Mapping[str, int]
-    """Numbers of matched devices by policy. Each copy is counted."""
+    """The number of devices that each policy matches. Copies are included."""
 
     names: Mapping[str, str]
-    """The names of the devices by their distinguishing properties, for the next selection."""
+    """The names of the devices, keyed by their distinguishing properties, for the next
+    selection."""
 
     hardware: Mapping[str, Set[str]]
-    """The identities of the devices and of the held devices by name, for the next selection."""
+    """The identities of the devices and of the held devices, keyed by name, for the next
+    selection."""
 
     outgrown: Set[str] = frozenset()
     """Held copies of devices that now have a capacity. Unless the policy has changed, a held copy
@@ -178,7 +180,7 @@ class _Candidate:
     copies: tuple[NameRequest, ...] = ()
     is_too_many: bool = False
     set_problem: str = ""
-    """Why a set cannot be published."""
+    """The reason why a set cannot be published."""
 
     @property
     def units(self) -> set[str]:
@@ -665,7 +667,8 @@ def attributes(published: Published) -> dict[str, AttributeValue]:
 
 
 def left_out(published: Published) -> tuple[str, ...]:
-    """Return the names of attributes that are omitted because they are too long or too many."""
+    """Return the names of attributes that are omitted because their values are too long, or because
+    there are too many attributes."""
     published_names = attributes(published).keys()
     return tuple(name for name, _ in _facts(published) if name not in published_names)
 
@@ -735,7 +738,7 @@ def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]
         yield "pciDeviceID", device.pci.device_id
         yield "pciClass", device.pci.class_id
     if device.usb:
-        # The PCI function of a USB device is the host controller, by which users do not select.
+        # The PCI function of a USB device is the host controller, which users do not select by.
         yield "usbVersion", device.usb.version
         yield "usbClass", device.usb.device_class
         yield "usbSpeed", device.usb.speed

@@ -43,11 +43,11 @@ from drakit_drivers.hostdev.hardware import (
 ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
-"""The errors if a file does not exist, or if its device is being unplugged."""
+"""The errors that occur if a file does not exist, or if its device is being unplugged."""
 
 _WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
-"""The errors if the kernel's driver has no value for the attribute, or if the file is of another
-kind."""
+"""The errors that occur if the kernel's driver has no value for the attribute, or if the file is of
+another kind."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
@@ -60,7 +60,7 @@ _INDICES = {
     "tty": "device/port_number",
     "video4linux": "index",
 }
-"""By subsystem: the attribute that distinguishes the nodes of one interface of a device."""
+"""The attribute that distinguishes the nodes of one interface of a device, keyed by subsystem."""
 
 
 # ------------------------------------------------------------ files
@@ -87,7 +87,7 @@ def link_name(link: Path) -> str | None:
 
 
 def entries(directory: Path) -> list[Path]:
-    """List a directory in sorted order. Empty if it is missing."""
+    """List a directory in sorted order. The result is empty if the directory is missing."""
     return _listing(directory) or []
 
 
@@ -113,7 +113,7 @@ class Found:
 
     devices: tuple[HostDevice, ...]
     unreadable: str | None = None
-    """Why there may be more devices, or None."""
+    """The reason why there may be more devices, or None."""
 
 
 class Sysfs:
@@ -389,7 +389,7 @@ _INPUT_KINDS = ("keyboard", "mouse", "touchscreen", "touchpad", "tablet", "joyst
 def _family_attributes(
     subsystem: str, family: Sequence[Path], properties: Mapping[str, str]
 ) -> dict[str, AttributeValue]:
-    """Yield the attributes of the device's kind: at most three, because the API allows 32 for a
+    """Return the attributes of the device's kind: at most three, because the API allows 32 for a
     device. `family` has its directory and those of its ancestors, nearest first."""
     read = _READERS.get(subsystem)
     facts = read(family, properties) if read else ()

@@ -73,8 +73,8 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
                     has_listed = True
                 elif has_listed:
                     raise DriverError(control.stop)
-                # A driver that restarts in the meantime remains silent. After another failure, the
-                # backoff would delay its next start by up to a minute.
+                # If the driver restarts in the meantime, do not raise again: after another failure,
+                # the backoff would delay the next start by up to a minute.
 
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last

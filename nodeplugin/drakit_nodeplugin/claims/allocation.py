@@ -298,9 +298,9 @@ def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
 
 
 def _data_of(claim: Claim, configs: Sequence[OpaqueConfig], *, driver: str) -> str:
-    """Return the data of a claim, besides its devices, that a driver receives, as the checkpoint
-    stores it. The parameters of the configs are those of the entry, in the same order. Raises
-    ClaimTooLargeError."""
+    """Return the claim data that the driver receives in addition to the devices, in the form that
+    the checkpoint stores. The parameters of the configs are those of the entry, in the same order.
+    Raises ClaimTooLargeError."""
     assert claim.allocation is not None
     metadata = child(claim.body, "metadata")
     data = {

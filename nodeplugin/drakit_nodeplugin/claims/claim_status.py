@@ -113,8 +113,8 @@ class ClaimStatuses:
             retry_seconds=RETRY_SECONDS[0], retry_limit_seconds=RETRY_SECONDS[1]
         )
         self._has_status: OrderedDict[str, bool] = OrderedDict()
-        """Claims that this process has prepared, by UID. The value is also true while a removal is
-        not yet written, or if it is unknown."""
+        """Claims that this process has prepared, keyed by UID. The value is also true while a
+        removal has not been written yet, or if it is unknown."""
         self._overflowing = False
 
     # ------------------------------------------------------------ observed claims
@@ -126,7 +126,7 @@ class ClaimStatuses:
         if answer.error is not None:
             return
         if operation == "unprepare":
-            # None: it was prepared before a restart.
+            # None means that the claim was prepared before a restart.
             if self._has_status.pop(claim.uid, None) is not False:
                 self._want(claim, ())
             return
@@ -214,7 +214,7 @@ class ClaimStatuses:
                 return
             self._on_write("dropped")
             logger.warning("claim status not written", extra={**facts, "error": str(error)})
-        except Exception:  # losing a status must not end the daemon
+        except Exception:  # losing a status must not stop the daemon
             self._on_write("dropped")
             logger.exception("claim status could not be written", extra=facts)
         else:

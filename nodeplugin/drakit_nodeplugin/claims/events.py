@@ -214,7 +214,7 @@ class ClaimEvents:
                 action=GERUND[pending.operation].capitalize(),
                 note=pending.note,
             )
-        except Exception:  # losing an Event must not end the daemon
+        except Exception:  # losing an Event must not stop the daemon
             logger.exception(
                 "Event could not be written",
                 extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},

@@ -2,14 +2,14 @@
 The kubelet's view of claims: the claims that its containers use, and the conclusions that its lists
 allow.
 
-The plugin asks the kubelet before it removes a claim or file without a call of the kubelet. After
-damage of the checkpoint, the kubelet also names the lost claims. It lists a claim by name; the UID
-is part of the CDI names that the plugin returned. An unlisted claim may still be in use, because
-the list omits three kinds of claims: those that no container names, those of init containers, and
-those of a container with another claim that is not prepared yet. A kubelet that has just started
-serves its list before it has read its pods, and adds them one by one. So any list can prove that a
-claim is in use. Only complete lists prove that it is unused, and only if they agree for a grace
-period (:class:`drakit_nodeplugin.config.StaleClaims`).
+Before the plugin removes a claim or file without a call from the kubelet, it asks the kubelet.
+After the checkpoint was damaged, the kubelet also names the lost claims. It lists a claim by name;
+the UID is part of the CDI names that the plugin returned. An unlisted claim may still be in use,
+because the list omits three kinds of claims: those that no container names, those of init
+containers, and those of a container with another claim that is not prepared yet. A kubelet that has
+just started serves its list before it has read its pods, and adds them one by one. So any list can
+prove that a claim is in use. Only complete lists prove that it is unused, and only if they agree
+for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
 The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more but
 that the kubelet still has to unprepare. The file can only add claims: if only the file is readable,
@@ -64,11 +64,12 @@ class KubeletClaims:
     """Namespace and name of listed claims whose UID is unknown."""
 
     pods: PodView = PodView.UNKNOWN
-    """Whether a claim that is missing in this list is unused."""
+    """The completeness of the kubelet's pod list. Only a complete list proves that a missing claim
+    is unused."""
 
     asked_at: float = 0.0
-    """When the kubelet responded, on the loop's clock. Two checks of the same response are one
-    check."""
+    """The time of the kubelet's response, on the loop's clock. Several checks of the same response
+    are treated as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
         """Return whether a claim is listed. A claim with the same name and another UID does not
@@ -175,9 +176,9 @@ class KubeletClaimView:
         uids = await self._read_state()
         try:
             pods = await self._podresources.claims()
-        except PodResourcesError:  # the client has logged it
+        except PodResourcesError:  # the client has already logged it
             return KubeletClaims(uids=uids or frozenset(), pods=PodView.UNKNOWN, asked_at=asked_at)
-        # A claim may be in only the state file.
+        # A claim may be listed only in the state file.
         unknown = uids is None and pods.pods is PodView.COMPLETE
         return kubelet_claims(
             self._driver,

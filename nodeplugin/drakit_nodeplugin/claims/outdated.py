@@ -1,5 +1,5 @@
 """
-Prepares claims again whose edits are outdated.
+Prepares claims again if their edits are outdated.
 
 A driver marks a device if its edits have changed while claims hold it
 (:attr:`drakit.Device.prepare_again`). For example, the kernel gave the device a different number.

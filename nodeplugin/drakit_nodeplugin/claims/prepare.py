@@ -94,7 +94,7 @@ class _Due:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """A claim as the API server has it, and its current entry."""
+    """A claim as returned by the API server, and its current entry."""
 
     work: ClaimWork
     new: StoredClaim
@@ -137,7 +137,7 @@ class Preparing(Unpreparing):
 
     async def prepare_again(self, works: Sequence[ClaimWork]) -> None:
         """
-        Prepare claims a second time that are prepared in this boot, without an unprepare.
+        Prepare claims that are already prepared in this boot a second time, without an unprepare.
 
         The row gets the new edits first, and then the CDI file. After a crash in between, the next
         start replaces the file. A claim that is no longer prepared needs nothing. The same applies
@@ -231,7 +231,7 @@ class Preparing(Unpreparing):
         except ClaimError as error:
             # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
-        except Exception as error:  # even on a bug in the plugin, the pod's other claims continue
+        except Exception as error:  # if the plugin has a bug, the pod's other claims must still continue
             return self._fault(reference, error)
 
     def _fault(self, claim: object, error: Exception) -> FaultError:
@@ -352,7 +352,8 @@ class Preparing(Unpreparing):
             await self._store_intents(due, hardware)
         if not due:
             return
-        # Don't let claims wait for the rollback of another one, in which the driver may take long.
+        # Don't make claims wait for the rollback of another claim, which can take a long time in
+        # the driver.
         async with asyncio.TaskGroup() as rollbacks:
             await call_driver(
                 self._parts,
@@ -413,7 +414,7 @@ class Preparing(Unpreparing):
         return hardware
 
     async def _store_intents(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
-        """Store the intents, and remove claims that cannot begin from `due`."""
+        """Store the intents. Remove the claims that cannot begin from `due`."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
         if not new:
             return
@@ -519,7 +520,7 @@ class Preparing(Unpreparing):
             due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
-            except Exception as error:  # even on a bug in the plugin, the other claims continue
+            except Exception as error:  # if the plugin has a bug, the other claims must still continue
                 made = self._fault(due[uid].claim, error)
             if isinstance(made, StoredClaim):
                 prepared.append(made)
@@ -547,8 +548,8 @@ class Preparing(Unpreparing):
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
             former, result = due[claim.uid].former, results[claim.uid]
-            # Keep it only if it contains more than edits. Devices that were prepared are not an
-            # error.
+            # Keep the results only if they contain more than edits. The results of these claims are
+            # not errors.
             given = (
                 ()
                 if isinstance(result, DeviceFailedError | EndpointStoppedError)
@@ -591,8 +592,8 @@ class Preparing(Unpreparing):
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:
         """
-        Undo a claim that failed halfway, then return its error. An abandoned claim is undone by the
-        unprepare that waits for it. If a claim cannot be undone now, its entry remains, and
+        Undo a claim that failed halfway, then return its error. The unprepare that waits for an
+        abandoned claim undoes it. If a claim cannot be undone now, its entry remains, and
         :mod:`.recovery` continues from it.
         """
         due.work.begin_step("undo")

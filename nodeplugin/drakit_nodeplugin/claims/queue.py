@@ -87,7 +87,7 @@ class _WorkTurn(Place):
     """The context of the work, with the ID of the request that began it."""
 
     late: bool = False
-    """Whether a caller got the request to retry."""
+    """Whether a caller was asked to retry."""
 
 
 class ClaimQueue:
@@ -185,7 +185,7 @@ class ClaimQueue:
 
         def settled(results: Mapping[str, Undone]) -> None:
             undone.update(results)
-            # The driver may take minutes for another claim. Calls for this one continue.
+            # The driver may take minutes for another claim, so calls for this one continue now.
             for uid in results:
                 self.release(uid)
 
@@ -200,8 +200,9 @@ class ClaimQueue:
     async def _shield(
         self, work: Coroutine[Any, Any, ResultT], *, ended: Callable[[], None]
     ) -> ResultT:
-        """Run work in a task of the queue, and call `ended` in any case. If the caller is canceled,
-        the work continues, because a driver call may take long; :meth:`cancel` ends it."""
+        """Run work in a task of the queue, and always call `ended` afterwards. If the caller is
+        canceled, the work continues, because a driver call can take a long time; :meth:`cancel`
+        ends it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
@@ -393,7 +394,7 @@ class ClaimQueue:
         for observer in self._observers:
             try:
                 observer.finished(work.claim, work.operation, answer, seconds)
-            # even on a bug in the plugin, because the kubelet waits for the response
+            # if the plugin has a bug, the kubelet still waits for the response
             except Exception:
                 facts = {"driver": self._driver, "claim": str(work.claim)}
                 logger.exception("answer could not be reported", extra=facts)

@@ -72,7 +72,7 @@ PERIOD_SECONDS = 5.0
 """Time between two checks. An unavailable driver starts again within a second to a minute."""
 
 BATCH = 200
-"""Files that are written together: their contents are all in memory."""
+"""The number of files that are written together. All of their contents are in memory."""
 
 TICK_SECONDS = 0.05
 """Two changes within this time may have the same timestamp. It is longer than the longest tick of
@@ -89,9 +89,9 @@ class Recovery:
         """UIDs whose failure was logged. A failure is logged once, until the claim succeeds."""
 
         self._failed: set[str] = set()
-        """UIDs that failed although the driver was available. Each is retried separately. A driver
-        that takes claims together returns one response for all, so one claim that hangs would block
-        the others."""
+        """UIDs that failed although the driver was available. Each is retried separately. If a
+        driver takes claims in batches, it returns one response for all of them, so a claim that
+        hangs would block the others."""
 
         self._left = True
         """Whether the last check left an entry or failed."""
@@ -121,7 +121,7 @@ class Recovery:
             return await self._queue.undo_left(uids, state=state)
         except CheckpointError:
             raise
-        except Exception:  # even on a bug in the plugin, the other entries continue
+        except Exception:  # if the plugin has a bug, the other entries must still continue
             logger.exception("unfinished claims not undone", extra={"claim_uid": ", ".join(uids)})
             self._failed.update(uids)
             return {}
@@ -239,7 +239,7 @@ class SpecRestorer:
             try:
                 same = self._specs.read(claim.uid) == claim.cdi_spec
             except OSError:
-                same = False  # the write shows the problem, for this claim only
+                same = False  # the write reports the problem for this claim only
             if not same or self._metadata.differs(claim):
                 differing.add(claim.uid)
         return differing
@@ -289,7 +289,7 @@ class OrphanRemover:
 
     async def poll(self) -> int:
         """
-        Remove the files whose grace period is over, and return their number.
+        Remove the files whose grace period has ended, and return their number.
 
         Raises CheckpointError, OSError.
         """
@@ -350,7 +350,8 @@ REBUILD_SECONDS = 15.0
 """Time limit for one attempt. Calls of the kubelet, which have 45 s, wait for it."""
 
 FETCH_SECONDS = 7.0
-"""Time limit for reading all claims from the API server. The kubelet may have taken 5 s before."""
+"""Time limit for reading all claims from the API server. The query to the kubelet before it can
+take 5 s."""
 
 LABELS_SECONDS = 4.0
 """Time limit for reading the node's labels, which node selectors of claims need."""
@@ -359,8 +360,8 @@ AGAIN_SECONDS = 60.0
 """Pause after an attempt in which the kubelet did not list all its pods."""
 
 ATTEMPTS = 10
-"""After this many attempts, a rebuild ends without a response of the kubelet, because a site may
-deny access to it."""
+"""After this many attempts, a rebuild ends even without a response from the kubelet, because a site
+may deny access to the kubelet."""
 
 _PARALLEL = 8
 """Number of claims that are read concurrently."""
@@ -381,7 +382,7 @@ class Rebuilt:
     names of claims whose UID is unknown."""
 
     error: str | None = None
-    """Why the rebuild ended early, or None."""
+    """The reason why the rebuild ended early, or None."""
 
     pods: PodView = PodView.UNKNOWN
     """The completeness of the kubelet's pod list. If pods are missing, a later attempt may find
@@ -525,7 +526,7 @@ class Rebuilder:
             for entry in line:
                 try:
                     wanted = await self._wanted(entry)
-                # even on a bug in the plugin, the other claims are rebuilt
+                # if the plugin has a bug, the other claims must still be rebuilt
                 except Exception as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",

@@ -50,8 +50,8 @@ class ApiClaims:
         *,
         observe: Callable[[float, FetchResult], None] = lambda _seconds, _result: None,
     ) -> None:
-        """Create the reader. `observe` gets the seconds and the result of each read for which the
-        caller waited."""
+        """Create the reader. `observe` receives the duration and the result of each read for which
+        the caller waited."""
         self._session = session
         self._observe = observe
         self._version = VERSIONS[0]
@@ -124,7 +124,7 @@ class ApiClaims:
         except UnreadableError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
-            # An overloaded server proves nothing about the claim, either.
+            # A response from an overloaded server also proves nothing about the claim.
             raise NoResponseError(claim=name, cause="the API server does not respond") from None
         except VersionNotServedError as error:
             raise NoResponseError(claim=name, cause=str(error)) from None

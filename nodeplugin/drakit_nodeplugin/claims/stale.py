@@ -55,7 +55,8 @@ the checkpoint."""
 
 
 class StaleReason(StrEnum):
-    """Why the kubelet will not unprepare a claim: a metric label, and a word in the log."""
+    """The reason why the kubelet will not unprepare a claim. Used as a metric label and in the
+    log."""
 
     GONE = "gone"
     REPLACED = "replaced"
@@ -79,7 +80,7 @@ def stale_reason(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
-    Return why an entry in any state is stale, or None if it is not stale or unknown.
+    Return why an entry in any state is stale, or None if it is not stale or that is unknown.
 
     `found` is the claim with the entry's name in the API server, or None. Only devices matter: if
     configs change for the same devices, the kubelet retries.
@@ -115,12 +116,12 @@ class _Suspect:
     reason: StaleReason
     unclaimed: Unclaimed
     logged: bool = False
-    """Whether the log reports that the claim cannot be unprepared. It does so once."""
+    """Whether a failure to unprepare the claim was logged. It is logged only once."""
 
 
 class StaleCollector:
     """
-    Finds stale claims of one driver, and has them unprepared.
+    Finds stale claims of one driver, and passes them on to be unprepared.
 
     Between two checks, an entry that is not stale costs nothing. The collector does not ask the API
     server about claims that the kubelet lists.
@@ -190,7 +191,7 @@ class StaleCollector:
             reasons, silent = await self._reasons_of(free)
             due = [e for e in free if e.uid in reasons and self._is_due(e, reasons[e.uid], claims)]
             collected += await self._collect(due)
-            if silent:  # the next check asks again; suspects remain
+            if silent:  # the next check asks again, and keeps the suspects
                 return collected
         self._suspects = {uid: s for uid, s in self._suspects.items() if uid in seen}
         return collected
@@ -226,7 +227,7 @@ class StaleCollector:
                     return
                 except ClaimFetchError:
                     continue
-                except Exception:  # even on a bug in the plugin, the other entries continue
+                except Exception:  # if the plugin has a bug, the other entries must still continue
                     facts = {"driver": self._driver, "claim": str(entry)}
                     logger.exception("claim cannot be checked", extra=facts)
 
@@ -245,7 +246,7 @@ class StaleCollector:
     def _is_due(
         self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
     ) -> bool:
-        """Record the verdict on an entry; return whether its grace period is over."""
+        """Record the verdict on an entry; return whether its grace period has ended."""
         if reason is None:
             self._suspects.pop(entry.uid, None)
             return False

@@ -39,7 +39,7 @@ from drakit_nodeplugin.state.records import State, StoredClaim
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 20.0
-"""Maximum wait for the rebuild of a damaged checkpoint: half of a call's time."""
+"""Maximum wait for the rebuild of a damaged checkpoint: half of a call's timeout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Undone:
     """The result of undoing a claim."""
 
     error: ClaimError | None = None
-    """The error because of which the entry remains. None if the entry is gone."""
+    """The error that prevents the removal of the entry. None if the entry is gone."""
 
     waiting: bool = False
     """The driver is unavailable, or still releasing a device. Containers no longer get any part of
@@ -63,8 +63,8 @@ class Unpreparing:
         """Set after a damaged checkpoint was rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
-        """Unprepare claims for the kubelet, from the checkpoint only. An unknown claim is a
-        success."""
+        """Unprepare claims for the kubelet, from the checkpoint only. For an unknown claim, this
+        succeeds."""
         if not await self.is_complete(works):
             return
         parts = self._parts

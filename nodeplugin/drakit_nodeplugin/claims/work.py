@@ -267,7 +267,7 @@ async def call_driver(
             keys={key for place in free for key in place.keys},
             batch=[item for place in free for item in place.batch],
         )
-        # These go first, because those that wait may need hardware of the others.
+        # Calls that need not wait go first, because calls that wait may need the same hardware.
         places = [*([together] if free else ()), *(each for each in places if each not in free)]
     for place in places:
         parts.order.enter(place)
@@ -305,7 +305,7 @@ async def _call(
     Make one call in its turn. The wait, or the call, is canceled when all its claims are abandoned;
     the call is also canceled on its timeout.
 
-    A canceled call keeps its place until it has ended, because its clean-up may undo changes before
+    A canceled call keeps its place until it has ended, because its cleanup may undo changes before
     the next call can start.
     """
     loop = asyncio.get_running_loop()

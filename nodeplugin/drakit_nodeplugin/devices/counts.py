@@ -22,14 +22,15 @@ class DeviceCounts:
     """Numbers of devices. Each device is in only one of them."""
 
     free: int = 0
-    """Devices that new claims can have."""
+    """Devices that new claims can get."""
 
     allocated: int = 0
     """Devices that claims hold, or that share hardware with held devices. A device of which shares
     are held is included."""
 
     tainted: int = 0
-    """Healthy devices that no claim holds, with a taint in the slice that keeps new pods away."""
+    """Healthy devices that no claim holds, with a taint in the slice that new pods do not
+    tolerate."""
 
     unhealthy: int = 0
     """Devices that are unhealthy or whose driver is stopped, whether or not a claim holds them."""

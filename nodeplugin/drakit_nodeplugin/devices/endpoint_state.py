@@ -73,8 +73,8 @@ class Life:
     """The life cycle of an endpoint so far. All times are on the loop's clock."""
 
     stopped_since: float | None
-    """When the endpoint became unavailable. The time can be before the plugin's start, if it comes
-    from the store."""
+    """The time at which the endpoint became unavailable. It is before the plugin's start if it
+    comes from the store."""
     listed: bool = False
     """Whether the endpoint has listed its devices since the plugin's start."""
     known: bool = False
@@ -117,11 +117,12 @@ def phase(life: Life, grace_periods: GracePeriods, *, now: float) -> Phase:
 
 
 def phase_ends(life: Life, grace_periods: GracePeriods) -> float | None:
-    """Return when an endpoint's grace period ends, or None if none is running."""
+    """Return the time at which an endpoint's grace period ends, or None if none is running."""
     if life.stopped_since is None or life.removing:
         return None
     end = life.stopped_since + grace_periods.stop_seconds
-    # The endpoint must have had the chance to return: the plugin itself was not running, either.
+    # The endpoint must have had the chance to return, because the plugin itself was not running
+    # either.
     return end if life.listed else max(end, grace_periods.start_until)
 
 
@@ -162,14 +163,15 @@ class EndpointState:
         self.life = Life(stopped_since=driver.now())
         self.phase = Phase.AWAITED
         self.reason = SILENT
-        """Why the endpoint is unavailable, if it is."""
+        """The reason why the endpoint is unavailable, if it is."""
         self.stopped_at = driver.wall()
-        """When the endpoint became unavailable, if it is, in seconds since 1970."""
+        """The time at which the endpoint became unavailable, if it is, in seconds since 1970."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """The endpoint's last inventory, without devices that cannot be published."""
         self.rejected_policies: Mapping[str, str] = {}
-        """The policies of rejected devices in the main inventory, by the names in `rejected`."""
+        """The policies of rejected devices in the main inventory, keyed by the same names as
+        `rejected`."""
         self.rejected_by_driver: Collection[RejectedDevice] = ()
         """The devices that the driver itself rejects, in its last inventory."""
         self.outcomes: Collection[PolicyOutcome] = ()
@@ -177,12 +179,12 @@ class EndpointState:
         self.marked: frozenset[DeviceKey] = frozenset()
         """The devices that are marked to be prepared again, while the endpoint is available."""
         self.refused: dict[str, str] = {}
-        """The reasons for rejected pools, which another endpoint already has, by pool."""
+        """The reasons for rejecting pools that another endpoint already has, keyed by pool."""
         self.failed: dict[str, str] = {}
-        """The pools in which a step of the node plugin has failed since the last inventory, with
-        the errors. Their slices remain unchanged."""
+        """The errors of pools in which a step of the node plugin has failed since the last
+        inventory, keyed by pool. The slices of these pools remain unchanged."""
         self.malformed: Mapping[str, str] = {}
-        """Why the driver's process could not describe devices, by device name."""
+        """The reasons why the driver's process could not describe devices, keyed by device name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
@@ -193,7 +195,8 @@ class EndpointState:
 
     @property
     def unavailable(self) -> str | None:
-        """Why the devices cannot be used, as a sentence. None while the endpoint is available."""
+        """The reason why the devices cannot be used, as a sentence. None while the endpoint is
+        available."""
         if self.phase is Phase.PRESENT:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
@@ -201,7 +204,7 @@ class EndpointState:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """Why parts of the inventory are not published, by name."""
+        """The reasons why parts of the inventory are not published, keyed by name."""
         malformed = dict(islice(self.malformed.items(), MAX_REJECTED))
         return {**self.checked.rejected, **malformed, **self.refused, **self.failed}
 
@@ -288,8 +291,8 @@ class EndpointState:
         self.refresh()
 
     def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
-        """Replace the devices by those of an inventory, whether the endpoint was available or not.
-        Pools that other endpoints have (`taken`) are rejected."""
+        """Replace the devices with those of an inventory, whether the endpoint was available or
+        not. Pools that other endpoints have (`taken`) are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         rejected = self.checked.rejected
@@ -450,8 +453,8 @@ class EndpointState:
         self.refresh()
 
     def excuse(self, seconds: float) -> None:
-        """Exclude a time from the grace period of an endpoint that has not listed its devices yet,
-        because it was not allowed to list them."""
+        """Extend the grace period of an endpoint that has not listed its devices yet by the time
+        during which it was not allowed to list them."""
         since = self.life.stopped_since
         if not self.life.listed and since is not None:
             now, wall = self._driver.now(), self._driver.wall()

@@ -101,10 +101,10 @@ class DeviceManager:
         stops."""
 
         self._stops: dict[str, EndpointStop] = {}
-        """The stops of endpoints that have not listed their devices since then, by name."""
+        """The stops of endpoints that have not listed their devices since then, keyed by name."""
 
         self.waiting: str | None = None
-        """Why the endpoints must not list their devices yet. None if they may."""
+        """The reason why the endpoints must not list their devices yet. None if they may."""
 
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
@@ -248,7 +248,8 @@ class DeviceManager:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """Why devices cannot be published, by name, without devices that are only counted."""
+        """The reasons why devices cannot be published, keyed by name. Devices that are only counted
+        are missing."""
         rejected: dict[str, str] = {}
         for state in self._endpoints.values():
             rejected |= state.rejected
@@ -422,8 +423,8 @@ class DeviceManager:
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
-        Take over the taints from before a restart. Unhealthy devices recover as if there was no
-        restart, and all taints keep their times, even if the slices are deleted.
+        Take over the taints from before a restart. Unhealthy devices recover as if there had been
+        no restart, and all taints keep their times, even if the slices are deleted.
 
         The publisher calls this once, before it reads the first publication. Keys are the API name
         of the pool and the device's name. If the driver does not report health, its health taints

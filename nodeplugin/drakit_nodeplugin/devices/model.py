@@ -28,8 +28,8 @@ class StampedTaint:
 
 
 PublishedTaints = Mapping[tuple[str, str], int | None]
-"""The published taints of a device from before a restart: when each was added, in seconds since
-1970, by key and effect. None if the slice does not contain the time."""
+"""The taints that a device had before a restart, keyed by key and effect. A value is the time at
+which the taint was added, in seconds since 1970, or None if the slice does not contain the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class Publication:
     """The pools of one driver to publish."""
 
     pools: Mapping[str, DesiredPool]
-    """Pools by their names in the API."""
+    """Pools, keyed by their names in the API."""
 
     held: frozenset[str] = frozenset()
     """Pools that remain unchanged, because their endpoints may still return after a restart, or
@@ -125,7 +125,7 @@ class EndpointStatus:
     """``Waiting``: the endpoint has not reported since the plugin's start."""
 
     reason: str = ""
-    """Why the endpoint is not running."""
+    """The reason why the endpoint is not running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,11 +139,11 @@ class EndpointStop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolCapacity:
-    """The devices of a pool, by name."""
+    """The devices of a pool, as names."""
 
     healthy: frozenset[str] = frozenset()
     tainted: frozenset[str] = frozenset()
-    """Healthy devices with a taint that keeps new pods away."""
+    """Healthy devices with a taint that new pods do not tolerate."""
     unhealthy: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
     """Devices that claims hold, but that their endpoint no longer lists."""
@@ -151,7 +151,7 @@ class PoolCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """The pools of a driver, by their names in the API."""
+    """The pools of a driver, keyed by their names in the API."""
 
     pools: Mapping[str, PoolCapacity]
     inactive: frozenset[str]

@@ -97,7 +97,8 @@ class DriverState:
         self.now = now
         self.wall = wall_clock
         self.in_use: Mapping[str, Collection[str]] | None = None
-        """The devices that claims hold, by pool. None if they have been unknown since the start."""
+        """The devices that claims hold, keyed by pool. None if they have been unknown since the
+        start."""
         self.held: Mapping[str, Collection[HeldDevice]] = {}
         """The holds of claims, in pools where a claim is still being unprepared. The object is not
         replaced until something changes."""
@@ -139,7 +140,8 @@ class PoolState:
         self._conditions: dict[str, Condition] = {}
         """Conditions of the devices whose health was reported."""
         self.due: dict[str, float] = {}
-        """When a device's condition changes without an event, on the loop's clock."""
+        """The time at which a device's condition changes without an event, on the loop's clock,
+        keyed by device."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
         """The taints from before a restart, for devices that have not been listed since."""
@@ -156,8 +158,9 @@ class PoolState:
         self._withdrawn: frozenset[str] = frozenset()
         """Gone devices that are still present."""
         self.evict_at: dict[str, float] = {}
-        """When the pods of gone devices are evicted, on the loop's clock. Empty while the endpoint
-        is unavailable, because it is unknown whether the devices have returned."""
+        """The time at which the pods of a gone device are evicted, on the loop's clock, keyed by
+        device. Empty while the endpoint is unavailable, because it is unknown whether the devices
+        have returned."""
         self._evicted: frozenset[str] = frozenset()
         """Gone devices whose pods are evicted."""
         self.content: PoolContent | None = None
@@ -292,7 +295,7 @@ class PoolState:
         self, content: PoolContent, *, returned: bool, withdrawn: frozenset[str] = frozenset()
     ) -> set[str]:
         """
-        Replace the devices by those of an inventory. Return those that must be refreshed.
+        Replace the devices with those of an inventory. Return those that must be refreshed.
 
         Devices that remain keep their health. An endpoint that has `returned` reports all health
         again. The pods of `withdrawn` devices that are not listed are not evicted.
@@ -556,8 +559,9 @@ class PoolState:
         self._know(name, lost(old, now=self._driver.now()))
 
     def list_again(self, name: str) -> bool:
-        """Record that the endpoint is available again and has listed the device. Return whether the
-        device must be refreshed. A gone device was not listed."""
+        """Record that the endpoint is available again and has listed the device. Do nothing if the
+        device is gone, because then it was not listed. Return whether the device must be
+        refreshed."""
         if name in self.gone:
             return False
         old = self._conditions.get(name, UNKNOWN)
@@ -717,7 +721,8 @@ def health_of(
     unavailable: str | None,
     gone: str | None,
 ) -> DeviceHealth:
-    """Return a device's health. Its time changes with the status, not with the message."""
+    """Return a device's health. `changed_at` advances when the status changes, but not when only
+    the message changes."""
     status, message = condition.health.status, condition.health.message
     if unavailable is not None:
         status, message = "unknown", unavailable

@@ -66,7 +66,7 @@ class EndpointWriter:
         )
         self._unwritable = ProblemLog(logger, "endpoints cannot be stored, retrying", facts=facts)
         self.stored: dict[str, StoredEndpoint] = {}
-        """The rows in the store, by the endpoint's name."""
+        """The rows in the store, keyed by the endpoint's name."""
 
         self.loaded = False
         """Whether the rows from before the start are known."""

@@ -45,8 +45,8 @@ NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
 """No taints from before a restart."""
 
 SILENCE_SECONDS = 60.0
-"""Minimum time until a taint from before a restart ends for a device without a report. A driver
-whose health is polled has 30 s to respond."""
+"""Minimum time after which a taint from before a restart is removed from a device without a report.
+A driver whose health is polled has 30 s to respond."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
@@ -62,7 +62,7 @@ class Condition:
     """The last report."""
 
     tainted: bool = False
-    """Whether the device has a taint that keeps new pods away."""
+    """Whether the device has a taint that new pods do not tolerate."""
 
     evicting: bool = False
     """Whether running pods are also evicted. The eviction ends only with the taint, so that a
@@ -72,21 +72,22 @@ class Condition:
     """The reason for the taint: the message of the last unhealthy report."""
 
     well_since: float | None = None
-    """When a tainted device became healthy. None while it is not healthy."""
+    """The time at which a tainted device became healthy. None while it is not healthy."""
 
     well_seconds: float = 0.0
     """Seconds of good health before `well_since`, since the last unhealthy report. Unknown health
     pauses the recovery, but does not restart it."""
 
     broken_since: float | None = None
-    """Since when running pods have been broken without another report. None while they are not. An
-    eviction cannot be undone, so unknown health resets this time."""
+    """The time since which running pods have been broken, without a different report. None while
+    they are not broken. An eviction cannot be undone, so unknown health resets this time."""
 
     has_report: bool = False
     """Whether there was a report since the plugin's start, even of unknown health."""
 
     silent_since: float | None = None
-    """Since when a device that had a taint before a restart has been listed without a report."""
+    """The time since which a device that had a taint before a restart has been listed without a
+    report."""
 
 
 UNKNOWN = Condition(health=Health.unknown())
@@ -143,7 +144,7 @@ def listed(old: Condition, *, now: float) -> Condition:
 
 
 def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | None:
-    """Return when a condition changes without an event, or None."""
+    """Return the time at which a condition changes without an event, or None."""
     if condition.silent_since is not None:
         # A driver that reports health by events does not report a device that was repaired before
         # the restart.
@@ -168,8 +169,8 @@ def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -
 
 
 def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
-    """Apply the taint that a device had before a restart. The device recovers as if there was no
-    restart."""
+    """Apply the taint that a device had before a restart. The device recovers as if there had been
+    no restart."""
     if old.tainted:
         return replace(old, evicting=evicting or old.evicting)
     return replace(

@@ -71,8 +71,8 @@ class Rights:
         )
 
     def edits_problem(self, edits: Edits) -> str | None:
-        """Return the first edit that the entry refuses, as the end of a sentence, or None. Blocks
-        if there are device nodes."""
+        """Return the first edit that the entry refuses, as the end of a sentence, or None. If there
+        are device nodes, this call blocks."""
         return next(self._problems(edits), None)
 
     def _problems(self, edits: Edits) -> Iterator[str]:

@@ -321,7 +321,7 @@ async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
 def _permitted(
     answers: Mapping[str, Sequence[PreparedDevice] | DeviceFailedError], rights: Rights
 ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-    """Replace edits that the entry refuses by the reason. Blocks briefly."""
+    """Replace edits that the entry refuses with the reason. Blocks briefly."""
 
     def checked(
         answer: Sequence[PreparedDevice] | DeviceFailedError,
