@@ -445,7 +445,7 @@ class Device:
     node_allocatable_resources: Mapping[str, NodeAllocatableResource] = field(
         default_factory=dict[str, NodeAllocatableResource]
     )
-    """The amounts of the node's resources that an allocation takes, by resource: ``cpu``,
+    """The amounts of the node's resources that an allocation takes, keyed by resource: ``cpu``,
     ``memory`` or ``hugepages-<size>``."""
 
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -271,11 +271,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     seconds."""
 
     held_devices: Callable[[], Mapping[str, HeldDevice]]
-    """Returns the devices held by claims, for a driver with policies, by name: ``pool/name`` in a
-    pool with a name. The node plugin sets this attribute, and starts to iterate over `devices` when
-    the held devices are known. While a claim holds a device, the driver must neither rename the
-    device nor switch it to a different policy. The result can contain a device for a few seconds
-    after it is unprepared."""
+    """Returns the devices held by claims, for a driver with policies, keyed by name: ``pool/name``
+    in a pool with a name. The node plugin sets this attribute, and starts to iterate over `devices`
+    when the held devices are known. While a claim holds a device, the driver must neither rename
+    the device nor switch it to a different policy. The result can contain a device for a few
+    seconds after it is unprepared."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
@@ -317,7 +317,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     def apply_policies(self, policies: Mapping[str, Policy[PolicyT]]) -> Awaitable[None] | None:
         """
-        Apply all policies in the cluster, by name. They replace the previous policies.
+        Apply all policies in the cluster, keyed by name. They replace the previous policies.
 
         The node plugin calls this method before it iterates over `devices`, and after each change.
         Changes in quick succession result in a single call. If the API server is unreachable, the

@@ -435,7 +435,7 @@ def _clones() -> Iterator[Path]:
 def render(
     project: Project, form: Form, given: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """Return the project's files, by their paths in its folder."""
+    """Return the project's files, keyed by their paths in its folder."""
     names = asdict(project)
     words = {
         **names,

@@ -115,7 +115,7 @@ def foreign_modules(folder: Path, *, machine: str) -> list[Path]:
 
 
 def _pinned() -> Mapping[str, str]:
-    """Return the versions of the packages in the image, by their normalized names."""
+    """Return the versions of the packages in the image, keyed by their normalized names."""
     packaged = resources.files("drakit_cli") / "nodeplugin.txt"
     if not packaged.is_file():
         packaged = Path(__file__).parents[2] / "requirements/nodeplugin.txt"

@@ -119,7 +119,7 @@ class Reports:
         self.stops = 0
         """The number of stops so far."""
         self._messages: dict[int, tuple[Device, pb.Device]] = {}
-        """The messages of the current devices, by identity. Unchanged devices keep their
+        """The messages of the current devices, keyed by identity. Unchanged devices keep their
         message."""
         self._health: dict[DeviceKey, Health] = {}
         self._watchers: set[LatestValue[Any]] = set()

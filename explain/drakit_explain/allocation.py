@@ -23,7 +23,7 @@ from drakit_explain.pools import Counter
 # ---------------------------------------------------------------- capacities
 
 Consumed = Mapping[str, int]
-"""Billionths of each capacity, by its name in the slice."""
+"""Billionths of each capacity, keyed by its name in the slice."""
 
 _WHOLE = 10**9
 """Billionths of one."""

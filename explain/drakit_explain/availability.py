@@ -63,7 +63,7 @@ class Obstacle:
 
     @property
     def claims(self) -> dict[str, ClaimFacts]:
-        """The claims that must release something, by UID. Computed only if they are named."""
+        """The claims that must release something, keyed by UID. Computed only if they are named."""
         united: dict[str, ClaimFacts] = {}
         for each in self.holders:
             united.update(each)
@@ -422,7 +422,7 @@ class Hardware:
         self, pool: NodePool, device: DeviceFacts
     ) -> list[Mapping[str, ClaimFacts]] | None:
         """
-        Return the claims that hold the device's hardware, by UID, or None if enough is left.
+        Return the claims that hold the device's hardware, keyed by UID, or None if enough is left.
 
         Devices that consume the same counter get the same mapping.
         """

@@ -105,7 +105,7 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
 
 
 def _largest(numbers: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Return the entries with the most devices, by name, and the sum of the others."""
+    """Return the entries with the most devices, keyed by name, and the sum of the others."""
     names = sorted(numbers, key=lambda name: (-numbers[name].total(), name))
     found = {name: numbers[name] for name in sorted(names[:MAX_NAMES])}
     if others := [numbers[name] for name in names[MAX_NAMES:]]:

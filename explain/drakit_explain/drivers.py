@@ -167,7 +167,7 @@ class DriverState:
     """Claims that hold its devices, but that no pod uses."""
 
     remains: Counter[str] = field(default_factory=Counter[str])
-    """The number of its objects that do not prove that it is installed, by kind."""
+    """The number of its objects that do not prove that it is installed, keyed by kind."""
 
     rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
     """The DeviceTaintRules that its DeviceDriver owns."""
@@ -194,7 +194,8 @@ class _Rows(dict[str, DriverState]):
 
 
 def driver_rows(world: World, rows: dict[str, DriverState]) -> Iterator[None]:
-    """Add the row of each driver, by name. Other tasks can run after each part of the work."""
+    """Add the row of each driver, sorted by name. Other tasks can run after each part of the
+    work."""
     yield from _Drivers(world).find(rows)
 
 

@@ -265,8 +265,8 @@ class Use:
 
 
 def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: World) -> list[Use]:
-    """Return the consumers that must release devices before they are drained, by namespace and
-    name."""
+    """Return the consumers that must release devices before they are drained, sorted by namespace
+    and name."""
     claims: dict[str, ClaimFacts] = {}
     held: dict[str, list[DeviceID]] = {}
     taint = _taint(maintenance)

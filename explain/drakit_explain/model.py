@@ -318,7 +318,7 @@ class Request:
     admin_access: bool = False
     tolerations: tuple[Toleration, ...] = ()
     capacity: tuple[Amount, ...] = ()
-    """The amounts that each device must have left (API: ``capacity.requests``), by name."""
+    """The amounts that each device must have left (API: ``capacity.requests``), sorted by name."""
 
     alternatives: tuple[Request, ...] = ()
     """If not empty (API: ``firstAvailable``), one of these is allocated, and the other fields are
@@ -343,7 +343,7 @@ def exact_of(requests: Iterable[Request]) -> list[Request]:
 
 
 def exact_requests(request: Request) -> list[tuple[str, Request]]:
-    """Return a request, or its alternatives, by full name."""
+    """Return a request, or its alternatives, sorted by full name."""
     if not request.alternatives:
         return [(request.name, request)]
     return [(f"{request.name}/{each.name}", each) for each in request.alternatives]

@@ -133,7 +133,7 @@ class NodePool:
 
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
-    """The slices with devices for the node, by name."""
+    """The slices with devices for the node, sorted by name."""
 
     elsewhere: tuple[SliceFacts, ...] = ()
     """Slices of the same generation for other nodes. Their devices consume the same counters."""

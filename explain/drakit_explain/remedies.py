@@ -217,7 +217,7 @@ class _Remedies:
     def _holders(
         self, of: SliceFacts, pool: NodePool, selection: Selection
     ) -> dict[str, ClaimFacts]:
-        """Return the claims that may have to release something in a slice, by UID."""
+        """Return the claims that may have to release something in a slice, keyed by UID."""
         world, matches = self._world, selection.of(of).matches
         one_by_one = of.by_device or world.has_shares
         self._trial.budget.spend(1 + _STEPS_PER_HOLDER * (len(of.devices) if one_by_one else 0))

@@ -337,7 +337,7 @@ class World:
         return self._devices
 
     def not_ready(self) -> Sequence[tuple[str, NodePool]]:
-        """Return the pools from which nothing is allocated, by node."""
+        """Return the pools from which nothing is allocated, sorted by node."""
         if self._not_ready is None:
             self._not_ready = [
                 (name, pool)
@@ -373,7 +373,7 @@ class World:
         return self._allocated_in[of.name]
 
     def holders_in(self, of: SliceFacts, devices: int) -> Mapping[str, ClaimFacts]:
-        """Return the claims that hold some of the devices of a slice exclusively, by UID."""
+        """Return the claims that hold some of the devices of a slice exclusively, keyed by UID."""
         known = self._holders_in.setdefault(of.name, {})
         if devices not in known:
             if len(known) >= MAX_MASKS:

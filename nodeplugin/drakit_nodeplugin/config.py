@@ -164,7 +164,7 @@ class Backends(Settings):
     ``<kubeletRoot>/plugins/drakit.dev/backends``."""
 
     allowed: Annotated[BackendEntries, _entries("backends")] = Field(default_factory=dict)
-    """The backends, by the names of their directories. A backend creates its socket in its
+    """The backends, keyed by the names of their directories. A backend creates its socket in its
     directory, and can announce only the driver of its entry."""
 
 
@@ -186,8 +186,9 @@ class DevicePlugins(Settings):
     """Whether containers can read the attributes of their devices in metadata files (KEP-5304)."""
 
     plugins: Annotated[PluginEntries, _entries("devicePlugins")] = Field(default_factory=dict)
-    """The device plugins, by the names of their directories. A device plugin mounts its directory
-    as ``/var/lib/kubelet/device-plugins``, and can register only the resources of its entry."""
+    """The device plugins, keyed by the names of their directories. A device plugin mounts its
+    directory as ``/var/lib/kubelet/device-plugins``, and can register only the resources of its
+    entry."""
 
 
 class Events(Settings):

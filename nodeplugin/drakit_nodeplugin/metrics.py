@@ -198,7 +198,7 @@ class DriverMetrics:
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
 
     def set(self, **gauges: float) -> None:
-        """Set gauges that have no labels, by their names without the prefix."""
+        """Set gauges that have no labels. The arguments are their names without the prefix."""
         for name, value in gauges.items():
             self._gauges[name].set(value)
 

@@ -250,7 +250,7 @@ class NodeBudgets:
         """Bytes by node."""
 
         self._uses: dict[str, tuple[str, type[Fact], int]] = {}
-        """The node, kind and bytes of each object, by UID."""
+        """The node, kind and bytes of each object, keyed by UID."""
 
         self._refused: dict[str, set[type[Fact]]] = {}
         self._with_room: set[type[Fact]] = set()

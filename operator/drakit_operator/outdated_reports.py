@@ -51,7 +51,7 @@ class OutdatedReports:
         self._world = world
         self._now = now
         self._withdrawn: dict[str, float] = {}
-        """Since when the node has no slices of the driver, by the name of the report."""
+        """Since when the node has no slices of the driver, keyed by the name of the report."""
 
     async def refresh(self, name: str) -> float | None:
         """

@@ -43,8 +43,8 @@ def problems_of_pod(
     pod: PodFacts, world: World, explainer: Explainer, *, settled: bool
 ) -> dict[str, list[Reason]]:
     """
-    Return why a pod does not start, by its UID, and why its claims are not allocated, by their
-    UIDs.
+    Return why a pod does not start, keyed by its UID, and why its claims are not allocated, by
+    their UIDs.
 
     :param settled: the pod has been known for a while.
     """
@@ -85,7 +85,8 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]]:
     """
-    Return the problems of a claim that do not depend on a waiting pod, by the UID of the claim.
+    Return the problems of a claim that do not depend on a waiting pod, keyed by the UID of the
+    claim.
 
     A missing device is also a problem of the pods that run with it, by their UIDs. Such a pod can
     fail, and then its claim is deleted.

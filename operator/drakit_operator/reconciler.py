@@ -137,7 +137,7 @@ Problems = Mapping[str, Sequence[Reason]]
 
 
 def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
-    """Return the concerns over a store, by their names in the queue and in metrics."""
+    """Return the concerns over a store, keyed by their names in the queue and in metrics."""
     world, verdicts = store.world, explainer.verdicts
     return {
         POD: Concern(

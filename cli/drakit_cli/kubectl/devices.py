@@ -126,7 +126,7 @@ UNREACHABLE = "unreachable"
 
 
 def pool_rows(found: Gathered) -> list[PoolRow]:
-    """Return the pools of a cluster, by driver, pool and node."""
+    """Return the pools of a cluster, sorted by driver, pool and node."""
     groups: dict[tuple[PoolID, str], list[SliceFacts]] = {}
     for each in found.world.slices():
         if each.driver:  # otherwise, the slice could not be read

@@ -389,7 +389,7 @@ def holders(found: Availability) -> tuple[list[str], int]:
 
 
 def claims_holding(found: Availability) -> list[ClaimFacts]:
-    """Return the claims that hold devices, hardware or shares of a request, by name."""
+    """Return the claims that hold devices, hardware or shares of a request, sorted by name."""
     claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
     return sorted(claims.values(), key=lambda each: (each.namespace, each.name))
 

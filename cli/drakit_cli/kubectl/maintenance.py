@@ -221,7 +221,7 @@ def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
 async def _afterwards(
     session: Session, pods: Sequence[SeenPod], found: Gathered
 ) -> Mapping[str, str]:
-    """Return the fate of pods after their eviction, by UID."""
+    """Return the fate of pods after their eviction, keyed by UID."""
     found = await with_room(session, found, [each.facts for each in pods])
     world, evicted = found.world, {each.facts.uid for each in pods}
     for pod in pods:

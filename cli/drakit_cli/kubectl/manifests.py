@@ -124,7 +124,7 @@ class Manifest:
         default_factory=list["ClaimFacts | TemplateFacts | ClassFacts"]
     )
     templates: dict[str, Object] = field(default_factory=dict[str, Object])
-    """The specs of ResourceClaimTemplates in ``resource.k8s.io/v1``, by path."""
+    """The specs of ResourceClaimTemplates in ``resource.k8s.io/v1``, keyed by path."""
 
     refused: list[Document] = field(default_factory=list[Document])
     unchecked: list[str] = field(default_factory=list[str])

@@ -53,7 +53,7 @@ class PublishedDevice:
     ``True``, a list."""
 
     capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Quantities as strings, by published name."""
+    """Quantities as strings, keyed by published name."""
 
     taints: tuple[Mapping[str, Any], ...] = ()
     """The published taints: ``key``, ``value``, ``effect``, ``timeAdded``."""

@@ -231,8 +231,8 @@ class InventorySnapshots:
         self._began_at = 0.0
         """When the work without a pause began, on the loop's clock."""
         self._known: dict[str, dict[tuple[str, str], Any]] = {}
-        """The last snapshots of each collection, by pool and name. If several have the same name,
-        the first one."""
+        """The last snapshots of each collection, keyed by pool and name. If several have the same
+        name, the first one."""
 
     async def of(self, given: Inventory) -> Inventory:
         """Return the snapshot of an inventory. Raises the errors of :func:`snapshot_of`, and

@@ -110,7 +110,7 @@ def depend_on_gates(expressions: Iterable[str]) -> bool:
 
 async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, bool]:
     """
-    Read all gates of the API server, or of another component with these metrics, by name.
+    Read all gates of the API server, or of another component with these metrics, keyed by name.
 
     :raises GatesUnknownError: the metrics contain no gates.
     :raises ApiError: it does not respond, or its metrics may not be read.

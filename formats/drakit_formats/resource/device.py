@@ -39,7 +39,7 @@ TOPOLOGY_FIELDS: Mapping[str, str] = {
     "resource.kubernetes.io/pcieRoot": "pcie_root",
     "resource.kubernetes.io/pciBusID": "pci_bus_id",
 }
-"""The fields of :class:`~drakit.device.Topology`, by the name of the published attribute."""
+"""The fields of :class:`~drakit.device.Topology`, keyed by the name of the published attribute."""
 
 
 KNOWN_FIELDS = frozenset(
@@ -545,7 +545,7 @@ class Refusal:
     """The features that the API server does not support. It accepts the devices without them."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Problems of single devices, by their names. These devices can be left out."""
+    """Problems of single devices, keyed by their names. These devices can be left out."""
 
 
 def refusal(details: Object, sent: Object) -> Refusal:

@@ -139,7 +139,7 @@ def _subsystems(config: HostDevicesConfig) -> Iterator[str]:
 
 
 def _outcomes(selection: Selection) -> dict[str, Candidate]:
-    """Return the outcome of a selection for each device node, by its path."""
+    """Return the outcome of a selection for each device node, keyed by its path."""
     found: dict[str, Candidate] = {}
     for refused in selection.refused.values():
         found |= _outcome(refused.published, reason=refused.refusal.message)

@@ -72,7 +72,7 @@ class Holds:
         return iter(self._held)
 
     def with_identities(self, changed: Mapping[tuple[str, str], str]) -> Holds:
-        """Return these holds with changed identities, by name and recorded identity."""
+        """Return these holds with changed identities, keyed by name and recorded identity."""
         held = {
             name: replace(
                 device,

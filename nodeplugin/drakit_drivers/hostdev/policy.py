@@ -280,7 +280,7 @@ class HostDevicePolicySpec(DevicePolicy):
     attributes: dict[AttributeName, Attribute] = Field(
         default_factory=dict, max_length=MAX_EXTRA_ATTRIBUTES
     )
-    """Additional attributes of each device, by name."""
+    """Additional attributes of each device, keyed by name."""
 
     on_vanish: Literal["Taint", "Evict"] = "Taint"
     """The action when a device is unplugged, or gets a different device number, while pods use it.

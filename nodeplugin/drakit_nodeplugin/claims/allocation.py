@@ -192,7 +192,7 @@ def with_consumption(
 
 
 _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
-"""A config, and the results that it applies to, by index."""
+"""A config, and the results that it applies to, keyed by index."""
 
 
 def _texts(

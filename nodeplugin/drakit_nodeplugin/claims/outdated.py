@@ -48,7 +48,7 @@ result, the driver may have returned edits that are missing in the row or in the
 class _Pace:
     backoff: Backoff
     used_at: float
-    """When the backoff was last used, on the loop's clock."""
+    """The time at which the backoff was last used, on the loop's clock."""
 
 
 class OutdatedClaims:
@@ -71,7 +71,7 @@ class OutdatedClaims:
         """UIDs of claims that a task is preparing."""
 
         self._paces: dict[str, _Pace] = {}
-        """The backoff of each claim that was recently prepared again, by UID."""
+        """The backoff of each claim that was recently prepared again, keyed by UID."""
 
     async def run(self) -> None:
         """Prepare marked claims until canceled. A slow claim does not delay the others."""

@@ -231,7 +231,7 @@ class Preparing(Unpreparing):
         except ClaimError as error:
             # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
-        except Exception as error:  # if the plugin has a bug, the pod's other claims must still continue
+        except Exception as error:  # if the plugin has a bug, the other claims go on
             return self._fault(reference, error)
 
     def _fault(self, claim: object, error: Exception) -> FaultError:
@@ -520,7 +520,7 @@ class Preparing(Unpreparing):
             due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
-            except Exception as error:  # if the plugin has a bug, the other claims must still continue
+            except Exception as error:  # if the plugin has a bug, the other claims go on
                 made = self._fault(due[uid].claim, error)
             if isinstance(made, StoredClaim):
                 prepared.append(made)

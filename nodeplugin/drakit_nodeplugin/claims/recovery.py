@@ -285,7 +285,7 @@ class OrphanRemover:
         self._kubelet = kubelet
         self._settings = settings
         self._unclaimed: dict[str, Unclaimed] = {}
-        """Files without an entry, by UID."""
+        """Files without an entry, keyed by UID."""
 
     async def poll(self) -> int:
         """

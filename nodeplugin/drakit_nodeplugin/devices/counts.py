@@ -48,7 +48,7 @@ def count_devices(
     """
     Return the numbers of devices by pool.
 
-    :param held: the devices that claims hold, by pool, without those that they have for
+    :param held: the devices that claims hold, keyed by pool, without those that they have for
         administrative access only.
     :param hardware: the inventories; None if devices never share hardware.
     """

@@ -186,7 +186,7 @@ class DeviceManager:
         return self._health_states
 
     def capacity(self) -> Capacity:
-        """Return all devices, by pool and state."""
+        """Return all devices, grouped by pool and state."""
         pools: dict[str, PoolCapacity] = {}
         inactive: set[str] = set()
         for state, pool in self._pools():
@@ -257,7 +257,7 @@ class DeviceManager:
 
     @property
     def rejected_policies(self) -> Mapping[str, str]:
-        """The policies of the devices in `rejected`, by the same names."""
+        """The policies of the devices in `rejected`, keyed by the same names."""
         return {
             name: policy
             for state in self._endpoints.values()
@@ -383,7 +383,8 @@ class DeviceManager:
         self._notify()
 
     def set_in_use(self, devices: Mapping[str, Collection[str]]) -> None:
-        """Set the devices that claims hold, by pool. The store keeps their published state."""
+        """Set the devices that claims hold, keyed by pool. The store keeps their published
+        state."""
         if devices != self._state.in_use:
             self._state.in_use = devices
             self._state.stored_changed = True
@@ -414,7 +415,8 @@ class DeviceManager:
         self._notify()
 
     def set_maintenance(self, devices: frozenset[tuple[str, str]] | None) -> None:
-        """Set the devices in maintenance, by pool and name. None means that they are unknown."""
+        """Set the devices in maintenance, as pairs of pool and name. None means that they are
+        unknown."""
         if devices != self._state.maintenance:
             self._state.maintenance = devices
             for state in self._endpoints.values():

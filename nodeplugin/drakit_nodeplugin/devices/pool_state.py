@@ -103,8 +103,8 @@ class DriverState:
         """The holds of claims, in pools where a claim is still being unprepared. The object is not
         replaced until something changes."""
         self.maintenance: frozenset[tuple[str, str]] | None = frozenset()
-        """The devices in maintenance, by pool and name. None if they have been unknown since the
-        start."""
+        """The devices in maintenance, as pairs of pool and name. None if they have been unknown
+        since the start."""
         self.published_changed = False
         """Whether the publication has changed since the last notification."""
         self.health_changed = False

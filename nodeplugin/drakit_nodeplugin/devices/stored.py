@@ -52,8 +52,8 @@ class EndpointWriter:
         on_written: Callable[[], None],
     ) -> None:
         """
-        Create a writer. `rows` returns the desired rows, by name. `on_loaded` receives the rows
-        from before the start. `on_written` is called whenever the store is up to date.
+        Create a writer. `rows` returns the desired rows, keyed by name. `on_loaded` receives the
+        rows from before the start. `on_written` is called whenever the store is up to date.
         """
         self._store = store
         self._rows = rows

@@ -74,7 +74,8 @@ class HostDeviceNodes:
     root: Path
 
     walk: bool = True
-    """Whether to read directories, which takes long. If not, they raise DirectoryError."""
+    """Whether to read directories, which can take a long time. If false, directories raise
+    DirectoryError."""
 
     @classmethod
     def found(cls) -> HostDeviceNodes:
@@ -118,14 +119,14 @@ class HostDeviceNodes:
         return HostNode(path=real, device=(type_, os.major(number), os.minor(number)))
 
     def _status(self, path: str) -> tuple[int, int]:
-        """Return mode and device number of a path. Zeros for a path outside ``/dev``."""
+        """Return mode and device number of a path. Both are zero for a path outside ``/dev``."""
         if not path.startswith(f"{DEVICES}/"):
             return 0, 0
         status = os.lstat(self._seen(path))
         return status.st_mode, status.st_rdev
 
     def _seen(self, path: str) -> Path:
-        """Return where this process sees a path in ``/dev``."""
+        """Return the path at which this process sees a path in ``/dev``."""
         return self.root / path.removeprefix(f"{DEVICES}/")
 
     def _real(self, path: str) -> str:
@@ -221,7 +222,7 @@ class OpenSocket:
         return path_of(self._descriptor)
 
     def close(self) -> None:
-        """Close the file. Its path must not be used any more."""
+        """Close the file. Its path must no longer be used."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

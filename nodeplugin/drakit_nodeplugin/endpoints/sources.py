@@ -56,8 +56,8 @@ class DriverSource(Protocol):
 
     @property
     def foreign(self) -> bool:
-        """Whether its devices come from other processes. The node plugin is then ready without
-        them, because it cannot start those processes."""
+        """Whether its devices come from other processes. If so, the node plugin becomes ready
+        without them, because it cannot start those processes."""
         ...
 
     def endpoint(self, context: HostContext) -> HostedEndpoint:
@@ -106,7 +106,7 @@ class Diagnostics:
         self._report = report
         self._source = source
         self._quiet_until: dict[Diagnostic, float] = {}
-        """Until when a diagnostic is not repeated, on the loop's clock."""
+        """The time until which a diagnostic is not repeated, on the loop's clock."""
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
         self._dropping = False
 

@@ -161,7 +161,7 @@ class Client:
 
 
 def _failed(error: BaseException, method: str) -> CallFailedError:
-    """Return the error of a call. Raises our own cancellation."""
+    """Return the error of a call. If our own task was canceled, raise the cancellation instead."""
     if not isinstance(error, grpc.aio.AioRpcError):
         # If the other side canceled a call, or the channel was closed, gRPC raises CancelledError.
         # For a call that begins after that, it raises UsageError.

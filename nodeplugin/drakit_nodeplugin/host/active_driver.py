@@ -132,7 +132,7 @@ class Maintenance:
                 )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the driver is handed over or stopped, by name."""
+        """Return the parts that run until the driver is handed over or stopped, keyed by name."""
         environment = self._environment
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),
@@ -146,7 +146,7 @@ class Maintenance:
         }
 
     async def until_damaged(self) -> None:
-        """Return when the checkpoint is found damaged. The driver must then restart, because only
+        """Wait until the checkpoint is found damaged. The driver must then restart, because only
         opening the checkpoint can quarantine it."""
         checkpoint = self._parts.checkpoint
         await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
@@ -329,7 +329,7 @@ class ActiveDriver:
             self._endpoint_started = True
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the driver is closed, by name."""
+        """Return the parts that run until the driver is closed, keyed by name."""
         policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
         return {
             **policies,
@@ -344,7 +344,7 @@ class ActiveDriver:
         }
 
     def maintenance(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that start work on claims without a call, by name."""
+        """Return the parts that start work on claims without a call, keyed by name."""
         statuses = {} if self._statuses is None else {"claim status": self._statuses.run}
         parts = {**self._maintenance.parts(), **statuses}
         return {f"{self.name} {name}": part for name, part in parts.items()}
@@ -373,7 +373,7 @@ class ActiveDriver:
             await self._checkpoint.states()
 
     async def idle(self) -> bool:
-        """Return whether the driver has neither devices nor claims any more."""
+        """Return whether the driver no longer has any devices or claims."""
         if self._devices.manager.known:
             return False
         try:

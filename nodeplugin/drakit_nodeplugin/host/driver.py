@@ -96,7 +96,7 @@ class HostedDriver:
         self._has_ended = True
         """Whether no part of a closed driver is running."""
         self._stuck: str | None = None
-        """Why a hand-over cannot end without a restart of the process."""
+        """The reason why a hand-over cannot end without a restart of the process."""
 
     async def start(self) -> None:
         """Serve the kubelet, and activate the driver unless another instance is active. Raises
@@ -117,7 +117,7 @@ class HostedDriver:
             await self._read_numbers()
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the daemon stops, by name."""
+        """Return the parts that run until the daemon stops, keyed by name."""
         poller = self._environment.file_poller
         return {
             f"{self.name} server": lambda: self._server.run(poller),

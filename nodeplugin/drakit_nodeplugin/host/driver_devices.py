@@ -116,7 +116,7 @@ class DriverDevices:
         await self._follow_claims()
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the driver is closed, by name."""
+        """Return the parts that run until the driver is closed, keyed by name."""
         return {
             "devices": self.manager.run,
             "slices": self._publish,

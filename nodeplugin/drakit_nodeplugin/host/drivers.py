@@ -4,7 +4,7 @@ The drivers that a process hosts: those of its configuration, and those of backe
 The drivers of the configuration start before anything else. If one cannot start, the process ends.
 A backend's driver starts when its backend appears. If it cannot start, the plugin reports the
 problem and retries. The driver remains hosted, with or without its backend, until it has no devices
-and claims. After a restart, it must be hosted immediately, to unprepare its claims and to taint its
+or claims. After a restart, it must be hosted immediately, to unprepare its claims and to taint its
 devices. For that purpose, a small record next to its checkpoint remembers it.
 
 :mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends.
@@ -41,7 +41,7 @@ RETRY_SECONDS = 30.0
 """Delay before the plugin retries to host a backend's driver."""
 
 IDLE_SECONDS = 60.0
-"""Time between two checks for backends' drivers without devices and claims. It is shorter if the
+"""Time between two checks for backends' drivers without devices or claims. It is shorter if the
 grace period of stopped drivers is shorter."""
 
 RECORD = "backend.json"
@@ -69,7 +69,7 @@ class HostedDrivers:
         self._hosting: set[str] = set()
         """Backends' drivers that are served, or are about to be."""
         self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
-        """Drivers that an earlier process hosted, while they start."""
+        """Drivers that an earlier process hosted and that are still starting."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
@@ -118,7 +118,7 @@ class HostedDrivers:
                 )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that run until the daemon stops, by name."""
+        """Return the parts that run until the daemon stops, keyed by name."""
         environment = self._environment
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "reports of former drivers": lambda: remove_former_reports(
@@ -221,7 +221,7 @@ class HostedDrivers:
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Stop hosting drivers without a backend, devices and claims."""
+        """Stop hosting drivers without a backend, devices or claims."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))

@@ -47,7 +47,8 @@ class MaintenanceWatch:
         self._missing_since: float | None = None
 
     def devices(self, driver: str) -> frozenset[tuple[str, str]] | None:
-        """Return the devices of a driver, by pool and name, or None if they are unknown."""
+        """Return the devices of a driver, as pairs of pool and name, or None if they are
+        unknown."""
         if self._known is None:
             return None
         return frozenset(

@@ -194,7 +194,7 @@ class NodeEvents:
                     note=note,
                     source=source,
                 )
-            except Exception:  # losing an Event must not end the daemon
+            except Exception:  # losing an Event must not stop the daemon
                 logger.exception("Event could not be written", extra={"reason": reason})
 
 

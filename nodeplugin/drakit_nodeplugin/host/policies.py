@@ -140,7 +140,7 @@ class CheckedPolicy:
     """None if it is invalid."""
 
     problem: str = ""
-    """Why the policy is invalid."""
+    """The reason why the policy is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +223,7 @@ class PolicyTable:
             self._valid[name] = applied
 
     def reconsider(self) -> None:
-        """Treat policies as valid again that a backend has refused, because another backend may
+        """Treat policies that a backend has refused as valid again, because another backend may
         accept them."""
         for name, policy in self._refused.items():
             self._newest[name] = self._valid[name] = policy
@@ -245,8 +245,8 @@ class PolicyTable:
         return self._by_age()[:MAX_POLICIES]
 
     def states(self, applied: AnyPolicies) -> Sequence[PolicyState]:
-        """Return the state of each policy, by name. `applied` are the policies that the driver
-        applied last."""
+        """Return the state of each policy, sorted by name. `applied` are the policies that the
+        driver applied last."""
         too_many = {each.stored.name for each in self._by_age()[MAX_POLICIES:]}
         return [self._state(name, too_many, applied.get(name)) for name in sorted(self._newest)]
 
@@ -322,11 +322,11 @@ class PolicyWatch:
 
     @property
     def refusal(self) -> str | None:
-        """Why the driver refused the latest policies, or None."""
+        """The reason why the driver refused the latest policies, or None."""
         return self._feed.refusal
 
     def states(self) -> Sequence[PolicyState]:
-        """Return the state of each policy, by name."""
+        """Return the state of each policy, sorted by name."""
         return self._table.states(self._feed.in_force or {})
 
     async def restore(self) -> None:

@@ -9,7 +9,7 @@ A report is written when its content changes, but not during the first seconds a
 that a restart without a change writes the same content. The object and its status are two writes.
 After a crash between them, the object has no status until the next process writes it. Nothing waits
 for a report. Without the resource (404) or the permission (403), no reports are written. Reports of
-drivers that no plugin of this node serves any more are removed.
+drivers that no plugin of this node serves any longer are removed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ReportFacts:
     """Devices in the slices."""
     unhealthy: Collection[DeviceHealth]
     dropped: Mapping[str, str]
-    """A sentence on each device feature that the API server does not support."""
+    """A sentence about each device feature that the API server does not support."""
 
     rejected: Collection[RejectedDevice]
     rejected_count: int
@@ -121,12 +121,12 @@ class ReportFacts:
     """The total number, including claims that are not listed."""
 
     slow_calls: Sequence[str] = ()
-    """A sentence on each call that has been in flight in the driver for long."""
+    """A sentence about each call that has been in flight in the driver for a long time."""
 
     policies: Sequence[PolicyState] = ()
     outcomes: Collection[PolicyOutcome] = ()
     refusal: str | None = None
-    """Why the driver refused its latest policies, or None."""
+    """The reason why the driver refused its latest policies, or None."""
 
 
 def report_name(node: str, driver: str) -> str | None:
@@ -333,7 +333,7 @@ def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]
 def _first(
     items: Collection[ItemT], limit: int, *, key: Callable[[ItemT], Any]
 ) -> tuple[list[ItemT], int]:
-    """Return the first items by a key, and the number of the others."""
+    """Return the first items in the order of a key, and the number of the others."""
     ordered = sorted(items, key=key)
     return ordered[:limit], max(0, len(ordered) - limit)
 
@@ -389,7 +389,7 @@ class ReportSources:
     registration: Registration
     policies: PolicyWatch | None
     slow_calls: Callable[[], Sequence[str]] = tuple
-    """Returns a sentence on each call that has been in flight in the driver for long."""
+    """Returns a sentence about each call that has been in flight in the driver for a long time."""
 
 
 class DriverReport:
@@ -410,7 +410,7 @@ class DriverReport:
         self._conditions: Sequence[Mapping[str, Any]] = ()
         """The conditions of the report in the API server."""
         self._unfinished: dict[str, float] = {}
-        """When claims began to be prepared or unprepared, on the loop's clock."""
+        """The time at which each claim began to be prepared or unprepared, on the loop's clock."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -460,8 +460,8 @@ class DriverReport:
                     continue
                 await self._apply(session, name, status, create=loop.time() >= repeat_at)
             except Exception as error:
-                # For example, a driver's value cannot be encoded as JSON. A report must not end the
-                # daemon.
+                # An error must not stop the daemon. For example, a driver's value may not be
+                # encodable as JSON.
                 log.report(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff.next_seconds())
                 continue

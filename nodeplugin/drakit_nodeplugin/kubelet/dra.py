@@ -81,7 +81,7 @@ def _shown(text: str) -> str:
 
 
 def _sendable(error: str) -> str:
-    """Replace invalid characters of an error. gRPC rejects them, and the whole call would fail."""
+    """Replace invalid characters in an error. gRPC rejects them, and the whole call would fail."""
     text = error.encode(errors="backslashreplace").decode()
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
 

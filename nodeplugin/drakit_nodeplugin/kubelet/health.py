@@ -64,7 +64,8 @@ class HealthService:
         """The timeout in whole seconds, which is the unit in the messages."""
 
         self._source: DeviceManager | None = None
-        """None for a driver without health, and while another instance of the driver is active."""
+        """The source of the reports. None for a driver without health, and while another instance
+        of the driver is active."""
 
         self._reports_health = reports_health
         self._driver = driver

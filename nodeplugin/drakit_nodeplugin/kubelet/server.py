@@ -297,7 +297,7 @@ class DriverServer:
             await asyncio.to_thread(remove_stale_sockets, self.paths)
 
     def register_again(self) -> None:
-        """Let `run` recreate the registration socket, because the kubelet calls the instance that
+        """Make `run` recreate the registration socket, because the kubelet calls the instance that
         registered last. Don't do so while calls are in flight, because the kubelet would cancel
         them."""
         self._is_superseded = True

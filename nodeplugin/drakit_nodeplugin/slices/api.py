@@ -180,7 +180,7 @@ class SliceApi:
 
 
 class SliceStore:
-    """Slices by name. Empty until all have been listed once."""
+    """Slices, keyed by name. Empty until all have been listed once."""
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
@@ -298,8 +298,8 @@ class PoolContext:
     """Receives a sentence about an object that uses the name of a slice."""
 
     on_rejected: Callable[[Mapping[str, str]], None]
-    """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
-    names."""
+    """Receives the reasons why devices are not published, keyed by ``pool/device`` with the
+    driver's pool names."""
 
 
 class StaleError(Exception):
@@ -338,22 +338,22 @@ class PoolWriter:
 
     def __init__(self, pool: str, context: PoolContext) -> None:
         self.known: dict[str, KnownSlice] = {}
-        """The slices that were correct after their last write or check, by name."""
+        """The slices that were correct after their last write or check, keyed by name."""
 
         self.error: str | None = None
-        """Why slices are rejected, or None."""
+        """The reason why slices are rejected, or None."""
 
         self.refused: dict[str, SliceContent] = {}
-        """The rejected contents, by slice name."""
+        """The rejected contents, keyed by slice name."""
 
         self.refused_layout: dict[str, SliceContent] = {}
-        """The contents that dry runs rejected, by slice name. The plan was not written."""
+        """The contents that dry runs rejected, keyed by slice name. The plan was not written."""
 
         self.refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
         """The devices that rejections named, and the reasons."""
 
         self.retry_at = 0.0
-        """When rejected slices are retried."""
+        """The time at which rejected slices are retried."""
 
         self.secret = b""
         """The secret in the names of new slices. Empty until a name is taken."""

@@ -69,7 +69,7 @@ class StoredSlice:
     """UIDs of the owner references."""
 
     foreign_selection: bool
-    """Whether the slice selects nodes by other fields than ``nodeName``. Our slices never do."""
+    """Whether the slice selects nodes by fields other than ``nodeName``. Our slices never do."""
 
     devices: tuple[str, ...]
     """Names of the devices, in order."""
@@ -112,7 +112,7 @@ class StoredSlice:
         )
 
     def bodies(self) -> tuple[dict[str, Object], dict[str, Object]]:
-        """Return the JSON of its devices and of its counter sets, by name."""
+        """Return the JSON of its devices and of its counter sets, keyed by name."""
         devices, sets = orjson.loads(zlib.decompress(self.content))
         return (
             {text(device, "name"): device for device in devices},
@@ -121,7 +121,7 @@ class StoredSlice:
 
 
 def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], PublishedTaints]:
-    """Return the taints of all tainted devices, by pool and name."""
+    """Return the taints of all tainted devices, keyed by pool and name."""
     found: dict[tuple[str, str], PublishedTaints] = {}
     for each in slices:
         for name, body in each.bodies()[0].items():
@@ -152,10 +152,10 @@ class SliceContent:
     counter_sets: Mapping[str, CounterSet | None] = field(
         default_factory=dict[str, "CounterSet | None"]
     )
-    """None keeps the published content."""
+    """The counter sets. The value None keeps the published content."""
 
     partition_type: str | None = ""
-    """The attribute with the type of partitions; None keeps the published one."""
+    """The attribute with the type of partitions. None keeps the published one."""
 
 
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
@@ -204,10 +204,10 @@ class Chosen:
     """Whether other published counter sets are kept."""
 
     partition_type: str | None
-    """None keeps the published one."""
+    """The attribute with the type of partitions. None keeps the published one."""
 
     rejected: Mapping[str, str]
-    """The reasons why devices are not published, as sentences, by device name."""
+    """The reasons why devices are not published, as sentences, keyed by device name."""
 
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
@@ -343,8 +343,9 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 
 
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
-    """Return how a slice that had its desired content before differs now, or None if only
-    :func:`compare` can decide. Unchanged parts are the same objects."""
+    """Return the difference between the current desired content of a slice and the one that the
+    slice had before, or None if only :func:`compare` can decide. Unchanged parts are the same
+    objects."""
     if list(before.devices) != list(wanted.devices):
         return Difference.CONTENT
     if wanted.partition_type is not None and before.partition_type != wanted.partition_type:

@@ -45,7 +45,7 @@ class CurrentLayout:
     """The slices before the change."""
 
     devices: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The index of each device's slice, by device name."""
+    """The index of each device's slice, keyed by device name."""
 
     counter_sets: Mapping[str, int] = field(default_factory=dict[str, int])
     count: int = 0

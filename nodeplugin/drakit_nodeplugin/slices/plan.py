@@ -94,7 +94,7 @@ def slices_by_index(
     pool: PoolIdentity, stored: Collection[StoredSlice], *, known: Collection[str] = ()
 ) -> dict[int, StoredSlice]:
     """
-    Return the slices to keep, by index.
+    Return the slices to keep, keyed by index.
 
     Names may contain a random part, so two slices can have the same index. For example, the
     response to a create was lost, and the plugin restarted. Prefers the slice in `known`, otherwise
@@ -211,10 +211,10 @@ class Plan:
     replace: Sequence[SliceWrite] = ()
     create: Sequence[SliceWrite] = ()
     known: Mapping[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
-    """The slices that are correct, by name."""
+    """The slices that are correct, keyed by name."""
 
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The reasons why devices are not published, by device name."""
+    """The reasons why devices are not published, keyed by device name."""
 
     changes_layout: bool = False
     """Whether the pool is incomplete between the first write and the last, because it gets a new

@@ -122,8 +122,8 @@ class SlicePublisher:
         return self._dropped
 
     def explain_dropped(self) -> Mapping[str, str]:
-        """Return a sentence about each feature that the API server drops, by its word in
-        reports."""
+        """Return a sentence about each feature that the API server drops, keyed by the word that
+        stands for it in reports."""
         return {
             feature.name.title().replace("_", ""): self._sentence({feature})
             for feature in Feature
@@ -137,8 +137,8 @@ class SlicePublisher:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """The reasons why desired devices are not published, by ``pool/device`` with the driver's
-        pool names. Devices in the pool with the node's name have only their own name."""
+        """The reasons why desired devices are not published, keyed by ``pool/device`` with the
+        driver's pool names. Devices in the pool with the node's name have only their own name."""
         rejected: dict[str, str] = {}
         for pool in self._pools.values():
             rejected |= qualified(short_pool(self._node, pool.name), pool.rejected)
@@ -146,7 +146,8 @@ class SlicePublisher:
 
     @property
     def last_error(self) -> str | None:
-        """Why slices are not in the desired state, according to the last attempts, or None."""
+        """The reasons why slices are not in the desired state, according to the last attempts, or
+        None."""
         if not self.listed.is_set() and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -176,7 +177,7 @@ class SlicePublisher:
         async with asyncio.TaskGroup() as group:
 
             def find(names: Collection[str], settle_seconds: float = SETTLE_SECONDS) -> None:
-                """Publish these pools, too."""
+                """Publish these pools as well."""
                 for name in names:
                     if name not in self._pools:
                         pool = self._pools[name] = PoolPublisher(name, context)
@@ -292,7 +293,7 @@ class PoolPublisher:
         """The error of the last round, or of one of its slices, or None."""
 
         self.rejected: Mapping[str, str] = {}
-        """The reasons why desired devices are not published, by name."""
+        """The reasons why desired devices are not published, keyed by name."""
 
         self._context = context
         self._facts = {"driver": context.manager.driver, "pool": name}
@@ -342,7 +343,7 @@ class PoolPublisher:
             except DroppedError:
                 settle = 0.0
                 self.changed.set()
-            # even on a bug in the plugin, the pools of other drivers continue
+            # if the plugin has a bug, the pools of other drivers must still continue
             except Exception as error:
                 self._failed(error)
             else:

@@ -47,7 +47,7 @@ class ClaimSpecs:
         """
         Return the content of a claim's file. Raises :class:`drakit_formats.cdi.InvalidEditsError`.
 
-        `mounts` are the node plugin's own mounts, by the index of their device.
+        `mounts` are the node plugin's own mounts, keyed by the index of their device.
         """
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
         spec = build_spec(self._kind, devices)

@@ -98,8 +98,8 @@ class Checkpoint:
         """Damage that was detected after the open. Nothing is written any more: only opening the
         checkpoint again, at a restart, can quarantine it."""
         self.unusable: str | None = None
-        """Why the checkpoint is currently unusable (no space, no permission, a newer version), or
-        None."""
+        """The reason why the checkpoint is currently unusable (no space, no permission, a newer
+        version), or None."""
         self.on_transaction: Callable[[float], None] | None = None
         """Called with the seconds of each write transaction, in the writer's thread."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -151,7 +151,8 @@ class Checkpoint:
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Yield every claim, by UID, in pages, because a row can have 128 KiB of opaque parameters.
+        Yield every claim, sorted by UID, in pages, because a row can have 128 KiB of opaque
+        parameters.
 
         Each page is a snapshot. Claims that are added or removed in the meantime may be missed.
         """
@@ -232,8 +233,8 @@ class Checkpoint:
     async def claims_of_devices(
         self,
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
-        """Return the claims that have each device, by pool and device, including admin access. Each
-        claim comes with its results for the device."""
+        """Return the claims that have each device, keyed by pool and device, including admin
+        access. Each claim comes with its results for the device."""
         return await self._run(
             lambda database: self._claim_devices.read(
                 rows.all_generations(database), partial(rows.claims_of, database)
@@ -241,8 +242,8 @@ class Checkpoint:
         )
 
     async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
-        """Return the names of all devices that claims hold, by pool, without admin access. Raises
-        CheckpointError while entries may be missing."""
+        """Return the names of all devices that claims hold, keyed by pool, without admin access.
+        Raises CheckpointError while entries may be missing."""
         return await self._run_complete(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
@@ -251,7 +252,7 @@ class Checkpoint:
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
-        """Return the endpoints, by name, except those with damaged rows."""
+        """Return the endpoints, sorted by name, except those with damaged rows."""
         return await self._run(rows.endpoints)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:

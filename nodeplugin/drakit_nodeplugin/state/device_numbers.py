@@ -34,8 +34,8 @@ MAX_FORMER_NODES = 64
 can renumber a device at every contact, and rows are bounded."""
 
 READ_SECONDS = 5.0
-"""Maximum time from the start until the rows of all drivers are usually read. A claim waits for
-it."""
+"""Maximum time that a claim waits for the rows of all drivers after the start. Usually, they are
+read earlier."""
 
 _Number = tuple[str, int, int]
 _Key = tuple[str, str]
@@ -249,8 +249,8 @@ class ClaimDevices:
         generations: Mapping[str, int],
         load: Callable[[Sequence[str]], Iterable[StoredClaim]],
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
-        """Return the claims of each device, by pool and device, with their results for the device.
-        `generations` are those of all rows."""
+        """Return the claims of each device, keyed by pool and device, with their results for the
+        device. `generations` are those of all rows."""
         known = {
             uid: found for uid, found in self._known.items() if generations.get(uid) == found[0]
         }

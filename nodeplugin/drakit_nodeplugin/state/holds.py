@@ -30,7 +30,7 @@ from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 # ---------------------------------------------------------------- hardware
 
 Amounts = Mapping[str, int]
-"""Amounts in billionths, by the name of a counter or capacity."""
+"""Amounts in billionths, keyed by the name of a counter or capacity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Hardware:
     """The main inventories of a driver at one point in time. Can be read from other threads."""
 
     pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
-    """Pools by their API names, without pools of stopped endpoints."""
+    """Pools, keyed by their API names, without pools of stopped endpoints."""
 
     def device(self, pool: str, name: str) -> Device | None:
         """Return a device, or None if no endpoint lists it."""
@@ -268,7 +268,8 @@ class Held:
     """The holder's device."""
 
     shortage: str | None = None
-    """Why the two do not fit together, as a clause. None if both want the same device."""
+    """The reason why the two do not fit together, as a clause. None if both want the same
+    device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,7 +368,7 @@ def incomplete(connection: sqlite3.Connection, claims: Iterable[StoredClaim]) ->
 
 
 def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
-    """Return the names of all devices that rows hold, by pool. Admin access holds nothing."""
+    """Return the names of all devices that rows hold, keyed by pool. Admin access holds nothing."""
     found: dict[str, set[str]] = defaultdict(set)
     query = "SELECT DISTINCT pool, device FROM devices WHERE hold <> 'admin'"
     for pool, device in connection.execute(query):

@@ -150,7 +150,7 @@ def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
 
 
 def requests(folder: Path) -> Mapping[str, int]:
-    """Return the claims to forget, by UID, with the generations of their rows."""
+    """Return the claims to forget, keyed by UID, with the generations of their rows."""
     found: dict[str, int] = {}
     for entry in folder.glob(f"{REQUEST_PREFIX}*"):
         with suppress(OSError, ValueError):

@@ -41,7 +41,7 @@ STANDBY_SECONDS = 0.4
 """Time between two attempts of an instance that handed over."""
 
 IGNORE_SECONDS = 60.0
-"""How long an instance is ignored that had its turn and did not remain active."""
+"""How long an instance that had its turn but did not remain active is ignored."""
 
 WAITING_FILE = "waiting.lock"
 

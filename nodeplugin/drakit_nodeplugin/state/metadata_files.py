@@ -48,8 +48,8 @@ class MetadataFiles:
         # compared.
         self._directory = SpecDirectory(directory, durable=False)
         self._names: dict[str, frozenset[str]] = {}
-        """Files that exist or should exist, by UID. Includes those of earlier processes once the
-        directory was listed."""
+        """Files that exist or should exist, keyed by UID. Includes those of earlier processes once
+        the directory was listed."""
         self._is_listed = False
         self._listing = threading.Lock()
         self._problems = ProblemLog(
@@ -64,8 +64,8 @@ class MetadataFiles:
         return self._directory.path
 
     def mounts(self, claim: StoredClaim) -> dict[int, Mount]:
-        """Return the mounts of a claim's files: one for each request, by the index of the request's
-        first device. A container gets all devices of a claim, or those of one request."""
+        """Return the mounts of a claim's files: one for each request, keyed by the index of the
+        request's first device. A container gets all devices of a claim, or those of one request."""
         mounts: dict[int, Mount] = {}
         mounted: set[str] = set()
         for index, device in enumerate(claim.devices):
@@ -129,7 +129,7 @@ class MetadataFiles:
                 self._directory.read_text(name) != text for name, text in self._texts(claim).items()
             )
         except (OSError, ValueError):
-            return True  # the write shows what is wrong, for this claim only
+            return True  # the write reports the problem for this claim only
 
     def clean(self, needed: Collection[str]) -> None:
         """Remove half-written files of earlier processes, and those of all claims except the needed

@@ -132,11 +132,11 @@ class DeviceManagerResources:
     """The resources of the kubelet's device manager, from one of its responses."""
 
     resources: Mapping[str, bool]
-    """Resources that the kubelet serves (True), or whose devices containers only still hold
+    """Resources that the kubelet serves (True), or whose devices are only still held by containers
     (False)."""
 
     unknown: str | None = None
-    """Why the response is incomplete, or None."""
+    """The reason why the response is incomplete, or None."""
 
 
 class PodResources:

@@ -199,7 +199,7 @@ def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
 
 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:
-    """Quarantine the file at a path, and put a new database with its intact rows there."""
+    """Quarantine the file at a path, and put a new database with its intact rows in its place."""
     name = _free_name(path, foreign=foreign)
     new, complete = (path.with_name(name + suffix) for suffix in (_SALVAGING, _SALVAGED))
     for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):

@@ -130,7 +130,7 @@ class StoredClaim:
     has no metadata."""
 
     metadata_generation: int = 0
-    """How many contents its metadata files have had."""
+    """The number of versions that its metadata files have had so far."""
 
     side_effects: bool = True
     """Whether its driver had side effects to undo when the claim was prepared."""
@@ -159,21 +159,22 @@ class StoredEndpoint:
 
     name: str
     pools: Mapping[str, tuple[str, ...]]
-    """Names of devices, by API name of the pool."""
+    """Names of devices, keyed by API name of the pool."""
 
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The devices among them that the endpoint no longer listed, by pool."""
+    """The devices among them that the endpoint no longer listed, keyed by pool."""
 
     evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The devices among them whose pods are evicted if the device is gone, by pool."""
+    """The devices among them whose pods are evicted if the device is gone, keyed by pool."""
 
     held: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The published state of devices that claims hold, by pool: JSON with ``devices``,
+    """The published state of devices that claims hold, keyed by pool: JSON with ``devices``,
     ``fallback`` and ``sharedCounters`` as in a ResourceSlice. A reboot may lose both the devices
     and the slices."""
 
     stopped_at: float | None = None
-    """When it stopped, in seconds since 1970. None if it was available when the row was written."""
+    """The time at which it stopped, in seconds since 1970. None if it was available when the row
+    was written."""
 
     removing: bool = False
     """Whether its grace period has ended, and its pools are being deleted."""

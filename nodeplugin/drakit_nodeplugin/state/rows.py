@@ -112,7 +112,7 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
 
 
 def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return the generations of all rows, by UID."""
+    """Return the generations of all rows, keyed by UID."""
     return dict(connection.execute("SELECT uid, generation FROM claims"))
 
 
@@ -158,7 +158,7 @@ def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
 
 
 def damaged_endpoints(connection: sqlite3.Connection) -> Mapping[object, str]:
-    """Return a sentence for each damaged row of an endpoint, by the stored name."""
+    """Return a sentence for each damaged row of an endpoint, keyed by the stored name."""
     return {
         name: f"the row of endpoint {name}: {error}"
         for name, error in _endpoints(connection)
@@ -296,7 +296,8 @@ def _put(
     *,
     hardware: Hardware | None = None,
 ) -> dict[str, Held]:
-    """Write rows by UID. Return those that are not written because of the holds of others."""
+    """Write rows, keyed by UID. Return those that are not written because of the holds of
+    others."""
     moved = {
         uid
         for uid, (claim, row) in entries.items()

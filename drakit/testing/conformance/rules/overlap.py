@@ -176,7 +176,7 @@ async def partitions(kit: Kit) -> None:
 
 
 def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
-    """Return the published counter sets, by pool and name."""
+    """Return the published counter sets, keyed by pool and name."""
     return {
         (body["spec"]["pool"]["name"], counter_set["name"]): _amounts(counter_set)
         for body in kit.slices()

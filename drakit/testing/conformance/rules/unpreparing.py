@@ -287,7 +287,7 @@ def _gone(kit: Kit) -> set[tuple[str, str]]:
 
 
 def _published(kit: Kit) -> dict[tuple[str, str], set[str]]:
-    """Return the keys of the taints of all published devices, by pool and name."""
+    """Return the keys of the taints of all published devices, keyed by pool and name."""
     return {
         (body["spec"]["pool"]["name"], device["name"]): {
             taint["key"] for taint in device.get("taints") or ()

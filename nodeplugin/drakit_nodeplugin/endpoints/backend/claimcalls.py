@@ -66,7 +66,7 @@ IN_LOOP_EDITS = 64
 millisecond, because the host's ``/dev`` is in memory; a thread would delay each claim."""
 
 Published: TypeAlias = Mapping[tuple[str, str] | None, Device]
-"""The devices that a backend last listed, by pool and name."""
+"""The devices that a backend last listed, keyed by pool and name."""
 
 LOST_SECONDS = 1.0
 """Maximum wait for the end of a connection after a call that did not reach the backend."""

@@ -82,7 +82,7 @@ IGNORED_SECONDS = 60.0
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
 RESPONSE_SECONDS = 30.0
-"""How long calls in flight have to end on a connection that was handed over."""
+"""How long calls in flight may continue on a connection that was handed over."""
 
 LOST = "the connection to its backend was lost"
 
@@ -163,7 +163,7 @@ class BackendConnection(BackendClaims):
 
     @property
     def unavailable(self) -> str | None:
-        """Why calls are currently impossible, or None."""
+        """The reason why calls are currently impossible, or None."""
         if (over := self._latest.over) is not None:
             return over.reason
         if self._has_listed:
@@ -427,7 +427,7 @@ class BackendPolicies:
 
 
 def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
-    """Build the message about held devices, by claim."""
+    """Build the message about held devices, grouped by claim."""
     claims: dict[ClaimReference, pb.HeldClaim] = {}
     for name, of_device in held.items():
         for claim, each in of_device.items():
@@ -446,9 +446,9 @@ After that, the daemon starts to serve without them."""
 
 EARLY_AT_ONCE = 5
 EARLY_AGAIN_SECONDS = 60.0
-"""A new socket means a new backend, which is connected immediately. This number of times is allowed
-initially, and one more after each period. A backend that crashes more often waits like any other
-endpoint."""
+"""The initial number of immediate connections to new sockets, each of which means a new backend,
+and the period after which one more is allowed. A backend that crashes more often waits like any
+other endpoint."""
 
 _TRAITS = DriverTraits(
     side_effects=True,

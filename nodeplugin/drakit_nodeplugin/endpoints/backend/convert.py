@@ -111,7 +111,7 @@ def entries_of(edits: pb.Edits | Edits) -> int:
         + (len(rdt.schemata) if rdt is not None else 0)
     )
     if count > MAX_EDITS:
-        return count  # each access to a message takes a thousand bytes, and there may be many
+        return count  # each access to a message allocates a thousand bytes, and there may be many
     return (
         count
         + sum(len(mount.options) for mount in edits.mounts)
@@ -127,7 +127,7 @@ def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevi
     it."""
     if message is None:
         return PreparedDevice(edits=edits)
-    # Count first: each access to a message takes a thousand bytes, and there may be many.
+    # Count first: each access to a message allocates a thousand bytes, and there may be many.
     for name, given, limit in (
         ("conditions", message.conditions, MAX_CONDITIONS),
         ("network_data.ips", message.network_data.ips, MAX_IPS),
@@ -248,7 +248,8 @@ class _Collection(Generic[ThingT]):
         of: type[ThingT],
         refuse: Callable[[bytes, type[Message], GarbageError], None],
     ) -> None:
-        """Create a collection. `refuse` gets the bytes of an unusable member, and the reason."""
+        """Create a collection. `refuse` receives the bytes of an unusable member, and the
+        reason."""
         self._plural = plural
         self._before = before
         self._by_name: dict[tuple[str, str], ThingT] | None = None

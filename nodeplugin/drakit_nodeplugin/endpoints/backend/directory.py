@@ -165,7 +165,7 @@ class _Scanned:
 
     sockets: Mapping[_Key, SocketFile]
     problems: Mapping[str, str]
-    """The problems of directories by entry, each as the end of a sentence."""
+    """The problems of directories, keyed by entry, each as the end of a sentence."""
     unreadable: frozenset[str]
     """The entries whose directories could not be read. Their sockets may still exist."""
 
@@ -232,7 +232,7 @@ class _Candidate:
         self.wanted: str | None = None
         """The name that it reports, while another socket has that name."""
         self.waits_since: float | None = None
-        """When it first reported that name, on the loop's clock."""
+        """The time at which it first reported that name, on the loop's clock."""
         self.note: str | None = None
         """The last reported problem. None after success."""
         self.task: asyncio.Task[None] | None = None
@@ -286,7 +286,7 @@ class BackendDirectory:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problems: Mapping[str, str] = {}
-        """The last reported problems of directories, by entry."""
+        """The last reported problems of directories, keyed by entry."""
         self._without_entry: set[str] = set()
         """The directories of backends without an entry that were reported."""
         self._search_at = 0.0
@@ -296,7 +296,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ queries
 
     def place(self, driver: str) -> str:
-        """Return where a driver's backend registers, as the end of a sentence."""
+        """Return the place where a driver's backend registers, as the end of a sentence."""
         entry = self._entries.get(driver)
         if entry is None:
             return (
@@ -325,14 +325,14 @@ class BackendDirectory:
         )
 
     async def wait(self, driver: str, *, other_than: BackendSocket | None = None) -> BackendSocket:
-        """Wait for a driver's socket, other than a given one."""
+        """Wait for a socket of a driver, except for the given one."""
         while (socket := self.socket(driver)) is None or socket == other_than:
             await self._news.wait()
         return socket
 
     async def at_start(self, driver: str) -> BackendSocket | None:
-        """Return a driver's socket as soon as it is known, or None once every socket was asked.
-        Works before :meth:`run`."""
+        """Return a driver's socket as soon as it is known, or None once every socket has been
+        asked. Works before :meth:`run`."""
         if not self.version:
             await self._scan()
         while (socket := self.socket(driver)) is None and self._tasks:
@@ -356,7 +356,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ watching
 
     async def run(self, appeared: Callable[[str], None]) -> None:
-        """Watch until canceled. `appeared` gets the name of each driver once, when its backend
+        """Watch until canceled. `appeared` receives the name of each driver once, when its backend
         first appears."""
         try:
             while True:

@@ -135,7 +135,7 @@ class ListedDevices:
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=()))
 
     listed: Mapping[str, ListedDevice] = field(default_factory=dict[str, ListedDevice], repr=False)
-    """The devices as the plugin lists them, by their published names."""
+    """The devices as the plugin lists them, keyed by their published names."""
 
     rejected: tuple[str, ...] = ()
     """Distinct sentences about rejected devices. If there are many, only the first ones."""
@@ -434,5 +434,6 @@ def _normal(path: str) -> str:
 
 
 def _permissions(device: pb.DeviceSpec) -> str | None:
-    """Return each letter once, or None, which permits everything, if there is no letter."""
+    """Return the permissions with each letter once. Without a letter, return None, which permits
+    everything."""
     return "".join(dict.fromkeys(device.permissions)) or None

@@ -116,8 +116,8 @@ class PluginClient:
     # ------------------------------------------------------------ life cycle
 
     async def open(self) -> None:
-        """Connect. Raises :class:`ConnectionEndedError`. The caller must close the client in any
-        case."""
+        """Connect. Raises :class:`ConnectionEndedError`. The caller must always close the
+        client."""
         self._connecting = asyncio.create_task(self._connect())
         try:
             self._client = await self._connecting
@@ -275,7 +275,7 @@ class PluginClient:
 
     @property
     def unavailable(self) -> str | None:
-        """Why the plugin cannot be called now, or None."""
+        """The reason why the plugin cannot be called now, or None."""
         if (over := self._latest.over) is not None:
             return over.reason
         return None if self._listed is not None else "it has not listed its devices yet"
@@ -372,8 +372,8 @@ REPLACED_SECONDS = 5.0
 
 
 class PluginConnection:
-    """A connection to a device plugin, from its first client until no client replaces the last
-    one."""
+    """A connection to a device plugin. It begins with the first client, and ends when a client ends
+    without a replacement."""
 
     def __init__(self, plugin: DevicePlugin, client: PluginClient) -> None:
         self._plugin = plugin
@@ -383,7 +383,7 @@ class PluginConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """Why calls are currently impossible, or None."""
+        """The reason why calls are currently impossible, or None."""
         return self.client.unavailable
 
     async def inventories(self) -> AsyncIterator[Update]:
@@ -463,12 +463,12 @@ class DevicePlugin:
         self._changed.set()
 
     def bar(self, reason: str) -> None:
-        """Prevent the plugin's use for this reason until `unbar`. Its registration is kept."""
+        """Prevent the use of the plugin for this reason until `unbar`. Its registration is kept."""
         self._barred = reason
         self._end(reason)
 
     def unbar(self) -> None:
-        """Allow the plugin's use again, with its last registration."""
+        """Allow the use of the plugin again, with its last registration."""
         if self._barred is None:
             return
         self._barred = None
@@ -503,12 +503,12 @@ class DevicePlugin:
 
     @property
     def barred(self) -> str | None:
-        """Why the plugin must not be used, or None."""
+        """The reason why the plugin must not be used, or None."""
         return self._barred
 
     @property
     def unavailable(self) -> str | None:
-        """Why the plugin cannot be called now, or None."""
+        """The reason why the plugin cannot be called now, or None."""
         if self._barred is not None:
             return self._barred
         reason = self._lifecycle.stop_reason
@@ -567,7 +567,7 @@ class DevicePlugin:
         self, registration: Registration, *, list_seconds: float, must_list: bool = False
     ) -> PluginClient:
         """Connect, and wait this long for the list of devices. Raises
-        :class:`ConnectionEndedError`, and with `must_list` if there is no list."""
+        :class:`ConnectionEndedError`. With `must_list`, a missing list is such an error."""
         registration.tried = True
         self._opening = client = self._new_client(registration)
         is_open = False

@@ -210,7 +210,7 @@ class _Socket:
         self.path = directory / REGISTRATION_SOCKET
         self.problem: str | None = None
         self.due_at = 0.0
-        """When to retry serving the socket after a failure, on the loop's clock."""
+        """The time at which serving the socket is retried after a failure, on the loop's clock."""
         self._directory = directory
         self._service = service
         self._retry = Backoff(

@@ -76,7 +76,7 @@ earlier responses are no longer valid. So there are several responses within `CL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """Why the devices of a resource must not be used."""
+    """The reason why the devices of a resource must not be used."""
 
     text: str
     """The reason as a sentence."""
@@ -96,14 +96,14 @@ class KubeletResources:
         self._named: Mapping[str, bool] = {}
         """The resources in the last response."""
         self._unknown: str | None = None
-        """Why the last response is missing or incomplete. None if it is complete."""
+        """The reason why the last response is missing or incomplete. None if it is complete."""
         self._complete_since: float | None = None
-        """Since when all responses have been complete, on the loop's clock."""
+        """The time since which all responses have been complete, on the loop's clock."""
         self._complete_at = 0.0
-        """When the last complete response arrived, on the loop's clock."""
+        """The time of the last complete response, on the loop's clock."""
         self._had: dict[str, float | None] = {}
-        """Resources that a device plugin wanted while the kubelet had them. Each has the loop time
-        since which it has been missing, or None if it is not missing."""
+        """Resources that a device plugin wanted while the kubelet had them. The value is the loop
+        time since which the resource has been missing, or None if it is not missing."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
@@ -287,7 +287,7 @@ class DevicePlugins(Caller):
             for entry, each in source.plugins.items()
         }
         self._plugins: dict[str, DevicePlugin] = {}
-        """Plugins by resource."""
+        """Plugins, keyed by resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._diagnostics = {
             entry: Diagnostics(context.report, source=entry) for entry in source.plugins
@@ -446,7 +446,7 @@ class ClaimRouter:
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self.plugins: dict[str, DevicePlugin] = {}
-        """Plugins by pool."""
+        """Plugins, keyed by pool."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
