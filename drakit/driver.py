@@ -317,7 +317,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     def apply_policies(self, policies: Mapping[str, Policy[PolicyT]]) -> Awaitable[None] | None:
         """
-        Apply all policies in the cluster, keyed by name. They replace the previous policies.
+        Apply all policies in the cluster. They are keyed by name, and replace the previous ones.
 
         The node plugin calls this method before it iterates over `devices`, and after each change.
         Changes in quick succession result in a single call. If the API server is unreachable, the
