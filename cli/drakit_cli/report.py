@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- the report
 
 MAX_PART_BYTES = 512 * 1024
-"""The size limit of each part; longer parts are truncated."""
+"""The maximum size of each part; longer parts are truncated."""
 
 _MAX_FILES = 512
 """The maximum number of file names in a directory."""

@@ -36,10 +36,10 @@ REQUEST_SECONDS = 2.0
 """The time limit from the accept to the last byte of the response."""
 
 MAX_CONNECTIONS = 32
-"""The limit of concurrent connections. A kubelet and a Prometheus need two or three."""
+"""The maximum number of concurrent connections. A kubelet and a Prometheus need two or three."""
 
 MAX_REQUEST_BYTES = 8192
-"""The limit of a request's first line and headers, which is usual for HTTP servers."""
+"""The maximum size of a request's first line and headers, which is usual for HTTP servers."""
 
 SHARED_SECONDS = 0.25
 """How long a response is shared: a flood of requests costs at most four responses per second."""

@@ -25,7 +25,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The type of Prometheus' text format."""
 
 CHECK_SECONDS = 1.5
-"""The time limit of a check: less than the deadline of its request."""
+"""The time limit for a check: less than the deadline of its request."""
 
 SCRAPE_SECONDS = 5.0
 """How long the response to a slow scrape is reused: scrapes are 15 s or more apart, and anyone can

@@ -123,7 +123,7 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 ALLOCATE_SECONDS = 60.0
-"""Time limit of Allocate. The kubelet does not limit the call, but admits no other pod during the
+"""Time limit for Allocate. The kubelet does not limit the call, but admits no other pod during the
 call."""
 
 LIST_SECONDS = 0.2
@@ -136,7 +136,7 @@ WATCH_SECONDS = 5.0
 """How long the plugin waits for the kubelet to list the devices before it registers again."""
 
 REGISTER_SECONDS = 15.0
-"""Time limit of a registration. The kubelet connects to the device plugin first, within 10 s."""
+"""Time limit for a registration. The kubelet connects to the device plugin first, within 10 s."""
 
 RETRY_SECONDS = (1.0, 30.0)
 """Initial and maximum delay between two attempts to register. The delay doubles."""

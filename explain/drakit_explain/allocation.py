@@ -120,7 +120,8 @@ def _whole(amount: int) -> int:
 # ---------------------------------------------------------------- queries and results
 
 MAX_RESULTS = 32
-"""The limit of devices in the allocation of a claim (API: ``AllocationResultsMaxSize``)."""
+"""The maximum number of devices in the allocation of a claim (API:
+``AllocationResultsMaxSize``)."""
 
 
 class Failure(Enum):

@@ -464,12 +464,12 @@ class Hardware:
 # ---------------------------------------------------------------- the cluster
 
 REQUESTS = 4
-"""The limit of distinct requests of an explanation for which the devices of the cluster are
-counted. Counts are cached, so a later explanation counts less."""
+"""The maximum number of distinct requests of an explanation for which the devices of the cluster
+are counted. Counts are cached, so a later explanation counts less."""
 
 MAX_PLACEMENTS = 2
-"""The limit of sets of nodes for which the results of a request are cached. Each takes up to 0.6
-MiB with 5,000 nodes, and each pod can have a set of its own."""
+"""The maximum number of sets of nodes for which the results of a request are cached. Each takes up
+to 0.6 MiB with 5,000 nodes, and each pod can have a set of its own."""
 
 SLICES_AT_ONCE = 250
 """The number of slices that are counted before an explanation without a pause: about 10 ms."""

@@ -31,8 +31,9 @@ from drakit_explain.world import Selection, World
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
 
 MAX_NAMES = 100
-"""The limit of drivers, classes and policies with their own numbers, because each has a series for
-each state: the drivers and policies with the most devices, and the first classes by name."""
+"""The maximum number of drivers, classes and policies with their own numbers, because each has a
+series for each state: the drivers and policies with the most devices, and the first classes by
+name."""
 
 OTHERS = "(others)"
 """The name for the sum of other drivers or policies. No object can have this name."""

@@ -160,7 +160,7 @@ _FEW = 8
 """A column with fewer values is not joined."""
 
 _MAX_SHARED = 4096
-"""The limit of cached columns. Equal ones are one object."""
+"""The maximum number of cached columns. Equal ones are one object."""
 
 _MAX_UNPACKED = 64
 """The number of slices whose devices stay unpacked: those that were read last."""

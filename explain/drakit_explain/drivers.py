@@ -48,12 +48,13 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
 each without a problem."""
 
 MAX_DRIVERS = 100
-"""The limit of drivers with a row, by name for those without a DeviceDriver, because the publisher
-of a slice chooses the name of its driver."""
+"""The maximum number of drivers with a row, by name for those without a DeviceDriver, because the
+publisher of a slice chooses the name of its driver."""
 
 MAX_PROBLEMS = 1000
-"""The limit of a driver's problems that are kept for each condition. Further problems are only
-counted. Tenants choose the numbers of pods and claims, and a cluster has thousands of nodes."""
+"""The maximum number of a driver's problems that are kept for each condition. Further problems are
+only counted. Tenants choose the numbers of pods and claims, and a cluster has thousands of
+nodes."""
 
 AT_ONCE = 250
 """The number of objects after which other tasks can run: a few milliseconds, even after a change of

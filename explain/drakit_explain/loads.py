@@ -25,8 +25,8 @@ Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
 
 MAX_RESOURCES = 32
-"""The limit of a pod's resources of Kubernetes itself. A node has at most a handful of huge page
-sizes, but anyone can create a pod with thousands, on a node that does not exist."""
+"""The maximum number of a pod's resources of Kubernetes itself. A node has at most a handful of
+huge page sizes, but anyone can create a pod with thousands, on a node that does not exist."""
 
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")

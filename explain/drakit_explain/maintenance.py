@@ -46,14 +46,14 @@ from drakit_explain.world import Name, Selection, World
 CORDON, DRAIN = "Cordon", "Drain"
 
 MAX_DEVICES = 64
-"""The limit of devices of a maintenance. Each has a DeviceTaintRule, which every scheduling
-decision reads."""
+"""The maximum number of devices of a maintenance. Each has a DeviceTaintRule, which every
+scheduling decision reads."""
 
 MAX_NAMED = 3
 """The number of devices that a sentence names."""
 
 MAX_MESSAGE = 1024
-"""The length limit of a message about a blocker, which is the limit in the CRD."""
+"""The maximum length of a message about a blocker, which is the limit in the CRD."""
 
 NO_RULES = (
     "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (in "

@@ -128,8 +128,8 @@ def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
 # ---------------------------------------------------------------- all nodes
 
 MAX_RULES = 32
-"""The limit of distinct rules of pods for which the nodes are cached. Each takes up to 1 MiB with
-5,000 nodes. The least recently used are dropped first."""
+"""The maximum number of distinct rules of pods for which the nodes are cached. Each takes up to 1
+MiB with 5,000 nodes. The least recently used are dropped first."""
 
 Nodes = Mapping[str, Unusable | None]
 """All nodes by name, each with the reason why a pod cannot use it."""

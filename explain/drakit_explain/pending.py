@@ -78,8 +78,8 @@ from drakit_explain.wording import lacks
 from drakit_explain.world import World
 
 MAX_KEPT = 64
-"""The limit of requests with cached counts, and of pods with cached results: about 0.5 MiB each in
-a cluster of 2,000 nodes. The least recently used are dropped first."""
+"""The maximum number of requests with cached counts, and of pods with cached results: about 0.5 MiB
+each in a cluster of 2,000 nodes. The least recently used are dropped first."""
 
 
 _MAY_END = {Code.DEVICES_ALLOCATED, Code.DEVICES_TAINTED}

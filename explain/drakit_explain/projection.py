@@ -77,8 +77,8 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""The size limit of a selector. A selector that tests a dozen attributes is smaller. One character
-of four bytes makes each character of a string take four."""
+"""The maximum size of a selector. A selector that tests a dozen attributes is smaller. One
+character of four bytes makes each character of a string take four."""
 
 MAX_CONTENT = 64 * 2**10
 """The size limit, as JSON, of a claim's requests and constraints, of a class's selectors, and of a
@@ -89,18 +89,18 @@ MAX_SHARED = 2**10
 object."""
 
 MAX_NAMES = 16
-"""The limit of an object's finalizers and scheduling gates that are kept. Sentences name them, and
-most objects have one."""
+"""The maximum number of an object's finalizers and scheduling gates that are kept. Sentences name
+them, and most objects have one."""
 
 MAX_CONTAINERS = 3
 """The number of containers of a pod whose problems are kept."""
 
 MAX_MESSAGE = 768
-"""The length limit of a message of the kubelet or runtime. In the messages of containerd and runc,
-the cause is at the end."""
+"""The maximum length of a message of the kubelet or runtime. In the messages of containerd and
+runc, the cause is at the end."""
 
 MAX_POD_CLAIMS = 32
-"""The limit of a pod's claims. The API has no limit, and each takes 0.5 KiB."""
+"""The maximum number of a pod's claims. The API has no limit, and each takes 0.5 KiB."""
 
 _EVERYWHERE = Place(every=True)
 

@@ -46,9 +46,9 @@ from drakit_formats.resource.nodes import Requirement
 from drakit_formats.resource.objects import Object, children
 
 MAX_KEPT = 1 << 17
-"""The limit of cached verdicts, of about 100 bytes each. In a cluster in which all nodes differ, a
-pod needs one for each node. If a verdict is dropped before the explanation ends, the query is
-repeated."""
+"""The maximum number of cached verdicts, of about 100 bytes each. In a cluster in which all nodes
+differ, a pod needs one for each node. If a verdict is dropped before the explanation ends, the
+query is repeated."""
 
 MAX_PROFILES = 64
 MAX_NODES = 1 << 16

@@ -44,7 +44,7 @@ GONE = "drakit.dev/gone"
 """The taint of a device that its driver no longer lists, while a claim holds it."""
 
 MAX_UNHEALTHY = 20
-"""The limit of unhealthy devices in a report, which is the limit in the CRD."""
+"""The maximum number of unhealthy devices in a report, which is the limit in the CRD."""
 
 MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
 """The label of objects that the operator creates, and its value."""

@@ -30,16 +30,16 @@ from drakit_explain.devices import (
 from drakit_explain.model import SliceFacts
 
 MAX_EXPRESSIONS = 512
-"""The limit of distinct expressions with stored results. Each takes 0.3 MiB with 5,000 slices. The
-least recently used expression of the owner with the most is dropped first, so that one tenant
-cannot displace the others."""
+"""The maximum number of distinct expressions with stored results. Each takes 0.3 MiB with 5,000
+slices. The least recently used expression of the owner with the most is dropped first, so that one
+tenant cannot displace the others."""
 
 MAX_OF_OWNER = 128
-"""The limit of distinct expressions of one namespace with stored results."""
+"""The maximum number of distinct expressions of one namespace with stored results."""
 
 MAX_ALIKE = 1_000
-"""The limit of results by device, and by former slice, that are stored for one expression. An
-expression that reads a unique attribute has more. Only its results by slice are stored."""
+"""The maximum number of results by device, and by former slice, that are stored for one expression.
+An expression that reads a unique attribute has more. Only its results by slice are stored."""
 
 THE_REQUEST = "the request"
 """The owner of a selector that does not belong to a class."""

@@ -35,7 +35,7 @@ _CHANGES_MATCHES = (
 attributes."""
 
 MAX_COMPARED = 256
-"""The limit of values of an attribute, and of names, among which the most similar ones are
+"""The maximum number of values of an attribute, and of names, among which the most similar ones are
 searched."""
 
 _NAMED = 3

@@ -14,7 +14,7 @@ from typing import Any
 from drakit_formats.resource.objects import Object
 
 MAX_BYTES = 4 << 20
-"""The size limit of a query, as in ``operator/cel/verdict.go``."""
+"""The maximum size of a query, as in ``operator/cel/verdict.go``."""
 
 
 class VerdictOutcome(Enum):

@@ -62,8 +62,8 @@ EVERYWHERE = ""
 
 
 MAX_MASKS = 64
-"""The limit of sets of devices of a slice with cached holders. Each distinct selector can make
-another."""
+"""The maximum number of sets of devices of a slice with cached holders. Each distinct selector can
+make another."""
 
 
 class Name(NamedTuple):

@@ -24,28 +24,29 @@ from pydantic_core import SchemaValidator, core_schema
 from drakit_formats.resource.objects import Object
 
 MAX_STEPS = 20_000
-"""The limit of steps of a check. A value of 10 KiB, which the API server accepts, has at most 5,000
-parts."""
+"""The maximum number of steps of a check. A value of 10 KiB, which the API server accepts, has at
+most 5,000 parts."""
 
 CHEAP = 16
 """The number of comparisons with an allowed value or a known key that cost one step. Also the steps
 of a comparison with a pattern, which may have to be compiled."""
 
 MAX_PATTERNS = 1024
-"""The limit of cached patterns."""
+"""The maximum number of cached patterns."""
 
 MAX_DEPTH = 64
-"""The limit of nested schemas, because a schema can refer to itself."""
+"""The maximum number of nested schemas, because a schema can refer to itself."""
 
 MAX_PROBLEMS = 5
-"""The limit of reported problems. A message with all of them would be too long for a terminal."""
+"""The maximum number of reported problems. A message with all of them would be too long for a
+terminal."""
 
 MAX_NAMES = 10
-"""The limit of keys and values of a schema that a message lists."""
+"""The maximum number of keys and values of a schema that a message lists."""
 
 MAX_PART = 64
 MAX_PATH = 256
-"""The length limit of a key, a value, a pattern or a path in a message."""
+"""The maximum length of a key, a value, a pattern or a path in a message."""
 
 Part: TypeAlias = "str | int"
 Path: TypeAlias = "tuple[Part, ...]"

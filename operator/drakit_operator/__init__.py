@@ -1,5 +1,5 @@
 """
-The operator: it reports why a pod's claim is pending, and warns of templates that cannot be
+The operator: it reports why a pod's claim is pending, and warns about templates that cannot be
 allocated. It maintains the DeviceClass and the status of HostDevicePolicies, and a DeviceDriver for
 each driver (:mod:`.drivers`).
 

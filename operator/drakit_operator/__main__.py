@@ -93,8 +93,8 @@ def _limit_kopf_logs() -> None:
 
 
 def _name_object(record: logging.LogRecord) -> bool:
-    """Remove the data that Kopf adds to a record, except for the object: it contains about 2 KiB of
-    settings. Drop the records of refusals, because tenants cause them."""
+    """Remove the data that Kopf adds to a record, about 2 KiB of settings, except for the object.
+    Drop the records of refusals, because tenants can cause any number of them."""
     if str(record.msg).startswith("Webhook ") and "failed permanently" in str(record.msg):
         return False
     facts = vars(record)

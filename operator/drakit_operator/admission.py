@@ -1,5 +1,6 @@
 """
-The admission webhook: Kopf handlers that reject objects which the API server cannot check.
+The admission webhook: Kopf handlers that reject invalid objects that the API server itself cannot
+check.
 
 Each replica serves the webhook, whether it is the leader or not. The webhook has its own thread,
 because the API server waits for the response, and a check of a large cluster blocks the main loop
@@ -44,19 +45,21 @@ from drakit_operator.kopf_import import Resource, kopf, run
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""The limit of concurrent connections, of up to 200 KiB each. An API server needs one or two."""
+"""The maximum number of concurrent connections, which take up to 200 KiB each. An API server needs
+one or two."""
 
 MAX_REQUEST_BYTES = 3 << 20
 SMALL_REQUEST_BYTES = 1 << 16
 MAX_LARGE_REQUESTS = 4
-"""The limit of larger requests that are read at the same time. Small requests, which are the
-majority, do not wait for large ones from slow clients."""
+"""The maximum number of larger requests that are read at the same time. Small requests, which are
+the majority, do not wait for large ones from slow clients."""
 
 MAX_VALUES = 20_000
-"""The limit of values in a request. A value can take 100 times as much memory as in JSON."""
+"""The maximum number of values in a request. A value can take 100 times as much memory as in
+JSON."""
 
 REQUEST_SECONDS = 3.0
-"""The time limit of a TLS handshake, and of a request. The API server does not wait longer."""
+"""The time limit for a TLS handshake, and of a request. The API server does not wait longer."""
 
 MAX_SENTENCES = 3
 """The number of configs whose problems a refusal reports."""
@@ -78,14 +81,14 @@ RETRY_SECONDS = 0.5
 """The pause after an error while accepting a connection."""
 
 STOP_SECONDS = 2.0
-"""The time limit of the requests that are in flight at a stop."""
+"""The time limit for the requests that are in flight at a stop."""
 
 LOG_SECONDS = 60.0
 """The minimum time between two log lines about requests, because anyone on the pod network can send
 them."""
 
 MAX_LOGGED = 256
-"""The length limit of such a log line."""
+"""The maximum length of such a log line."""
 
 INVALID = 422
 """The HTTP status of a refusal."""
@@ -98,7 +101,7 @@ CHECKED = {
     "resourceclaimtemplates": ("CREATE",),
     "deviceclasses": ("CREATE", "UPDATE"),
 }
-"""The checked operations by kind. The chart's webhook configuration has the same."""
+"""The checked operations, keyed by kind. The chart's webhook configuration has the same ones."""
 
 
 class Admission:
@@ -222,7 +225,7 @@ class Admission:
     async def _listen(self, answer: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
         """Serve the requests of the API server. Kopf gets no configuration to register, because the
         chart registers the webhook."""
-        await self._listed.wait()  # without schemas, a request would be allowed
+        await self._listed.wait()  # without schemas, the webhook would allow the request
         while not await self._load_certificate():  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(CERTIFICATE_SECONDS)
         large = asyncio.Semaphore(MAX_LARGE_REQUESTS)
@@ -238,8 +241,8 @@ class Admission:
                     found = await answer(orjson.loads(body))
                 response = found["response"]
                 if not response["allowed"] and response["status"]["code"] != INVALID:
-                    raise RuntimeError(response["status"]["message"])  # a defect of ours
-            except Exception as error:  # the API server allows requests that are not checked
+                    raise RuntimeError(response["status"]["message"])  # this is a bug of ours
+            except Exception as error:  # without a result, the API server allows the request
                 self._count("error")
                 self._requests.report(repr(error)[:MAX_LOGGED])
                 raise web.HTTPInternalServerError from None
@@ -343,8 +346,8 @@ class Admission:
 
 
 def _has_new_spec(*, body: kopf.Body, old: Any, **_: Any) -> bool:
-    """Return whether an object may be refused. The labels of an object that was accepted before may
-    still change."""
+    """Return whether an object may be refused. An object that was accepted before may be refused
+    only if its spec is new, because its labels must remain changeable."""
     return old is None or old.get("spec") != body.get("spec")
 
 

@@ -1,7 +1,8 @@
 """
 Selects the objects that must be checked again after changes of others.
 
-Too many objects are harmless: each is queued once, and nothing is announced twice. Too few are not.
+Selecting too many objects is harmless: each is queued once, and nothing is announced twice.
+Selecting too few is not.
 
 Does not depend on queues.
 """
@@ -37,7 +38,7 @@ from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
 POLICY, REPORT, MAINTENANCE, DRIVER = "policy", "report", "maintenance", "driver"
-"""The concerns: kinds of objects, by their names in the queue and in metrics."""
+"""The concerns: kinds of objects, by the names that they have in the queue and in metrics."""
 
 
 class Key(NamedTuple):
@@ -73,19 +74,21 @@ class _Affected:
         self.keys: dict[Key, None] = {}
         self._all_that_wait = False
         self._places: set[str] = set()
-        """Namespaces in which pods may now get their claims."""
+        """Namespaces in which pods may now be able to get their claims."""
 
         self._nodes: set[str] = set()
         """Nodes that were added or deleted. They affect the claims with devices on them."""
 
         self._tainted: set[tuple[str, str]] = set()
-        """Drivers and pools of rules that taint devices. An empty name stands for any."""
+        """Drivers and pools of rules that taint devices. An empty name stands for any name."""
 
         self._devices: set[DeviceID] = set()
-        """Devices that changed, or have other claims now. They affect their maintenances."""
+        """Devices that changed, or that are now held by other claims. They affect their
+        maintenances."""
 
         self._pools: set[PoolID] = set()
-        """Pools that were added or deleted. Pools with the same name may be on other nodes."""
+        """Pools that were added or deleted. There may be pools with the same name on other
+        nodes."""
 
     def _add(self, concern: str, names: Iterable[Name]) -> None:
         self.keys.update((Key(concern, name), None) for name in names)
@@ -137,10 +140,10 @@ class _Affected:
         if any(each is not None and each.node for each in (old, new)):
             self._add_drivers()
         if old is not None and new is None:
-            for each in old.claims:  # another pod by name represents a claim now
+            for each in old.claims:  # another pod may represent the claim now
                 if each.claim is not None:
                     self._add(POD, self.world.pods_of_claim(Name(old.namespace, each.claim)))
-            # The Events of the pod reported the problems of the claims that were created for it.
+            # The pod's Events also reported the problems of the claims that were created for it.
             made = (*(each.generated for each in old.claims), old.extended_claim)
             self._add(CLAIM, (Name(old.namespace, each) for each in made if each))
 
@@ -148,7 +151,7 @@ class _Affected:
         self._add(CLAIM, [change.name])
         self._add_drivers()
         old, new = _both(change, ClaimFacts)
-        if _held(old) != _held(new):  # devices were freed or allocated, or have other claims now
+        if _held(old) != _held(new):  # devices were freed, allocated, or given to other claims
             self._all_that_wait = True
             for each in filter(None, (old, new)):
                 self._devices.update(each.devices, (share.device for share in each.shares))
@@ -236,7 +239,7 @@ class _Affected:
         for one, other in ((old, new), (new, old)):
             known = other.unhealthy if other else ()
             for driver, each in ((one.driver, each) for each in one.unhealthy) if one else ():
-                if each not in known:  # the driver reports something else
+                if each not in known:  # the driver reports something else now
                     self._add_holders(DeviceID(driver, each.pool, each.device))
         before, after = (each.policies if each else () for each in (old, new))
         same = old and new and (old.refused, old.outdated) == (new.refused, new.outdated)
@@ -253,7 +256,7 @@ class _Affected:
 
     def maintenance(self, change: Change) -> None:
         """Add a deleted maintenance: while a finalizer keeps it, Kopf does not call its handlers.
-        For other changes, Kopf does."""
+        Kopf calls them for all other changes."""
         _, new = _both(change, MaintenanceFacts)
         if new is None or new.deleting:
             self._add(MAINTENANCE, [change.name])
@@ -262,8 +265,8 @@ class _Affected:
         self._add_drivers()
 
     def _with_resource_of(self, change: Change) -> set[Name]:
-        """Return the policies with the extended resource that a policy or class has, or had
-        before."""
+        """Return the policies with an extended resource that a policy or class has now, or had
+        before the change."""
         both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
         resources = {each.extended_resource for each in both if each is not None}
         policies = self.world.of(PolicyFacts).items()
@@ -292,7 +295,7 @@ def _comes_or_goes(change: Change) -> bool:
 
 
 def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
-    """Return an object before and after a change. None if it has another type."""
+    """Return the object before and after a change. Each is None if it has another type."""
     old, new = change.old, change.new
     return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 

@@ -2,7 +2,7 @@
 Runs the queries that explanations have planned in Kubernetes' own allocator.
 
 The program may take seconds, so it is called in a thread. The namespace that has used the least
-time has the next turn.
+time gets the next turn.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from drakit_operator.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.05
-"""The time of queries after which another object has its turn. Most queries take 1 ms, and the
-longest 2.5 s."""
+"""After queries have run for this long, it is the turn of another object. Most queries take 1 ms,
+and the longest 2.5 s."""
 
 WAIT_SECONDS = 3.0
 """The longest wait for a turn, so that queries do not occupy all workers."""

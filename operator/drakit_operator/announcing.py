@@ -43,7 +43,7 @@ CONTROLLER = "drakit.dev/operator"
 
 NOTE_CHARACTERS = 300
 """
-The length limit of an Event's note, which people read in a table. `kubectl drakit explain` shows
+The maximum length of an Event's note, which users read in a table. `kubectl drakit explain` shows
 the rest.
 
 The API server's limit is 1024 bytes, and a character of a name takes one byte.
@@ -63,7 +63,7 @@ SETTLE_SECONDS = 30.0
 """The age at which an object is settled: controllers and the kubelet have had time to act."""
 
 MAX_CHANGES = 16
-"""The limit of counted doublings of a pause. It only has to exceed the longest pause."""
+"""The maximum number of counted doublings of a pause. It only has to exceed the longest pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The last Event of an object, or about its shared cause, and the history before it."""
+    """The last Event about an object or its shared cause, and the earlier history."""
 
     code: Code
     note: str
@@ -86,7 +86,8 @@ class Announced:
 
     at: float
     shared: bool = False
-    """The Event is about a shared cause, so no Event was about the object itself."""
+    """Whether the Event is about a shared cause. If so, there was no Event about the object
+    itself."""
 
     earlier: frozenset[Code] = frozenset()
     """The reasons of earlier Events."""
@@ -141,9 +142,10 @@ def _more(reasons: Sequence[Reason]) -> str:
 
 
 def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
-    """Return the first reason, and the remedy if there is room. Other reasons are only counted."""
+    """Return the first reason, and the remedy if there is room for it. The other reasons are only
+    counted."""
     more = _more(reasons)
-    # Escape first, as the API server gets the note: an escaped line break is longer.
+    # Escape the text first, because escapes are longer than the characters that they replace.
     text = escaped(reasons[0].sentence if remedy else reasons[0].text)
     remedy = escaped(remedy)
     # One of several remedies is enough, and the Event is in the namespace of its object.
@@ -156,7 +158,7 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
         if len(note) <= NOTE_CHARACTERS:
             return note
     first, *others = short.split("; ")
-    # A reason without clauses about a remedy needs the remedy most.
+    # If the first reason does not describe a remedy, it needs one most.
     wanted = [*others, first_remedy] if others else [first_remedy]
     room = NOTE_CHARACTERS - len(more)
     if not others and first_remedy and len(first_remedy) <= NOTE_CHARACTERS // 2:
@@ -215,8 +217,8 @@ def decide(
     once: bool = False,
 ) -> tuple[bool, float | None]:
     """
-    Decide whether an object gets an Event now, and return the seconds until the next check. None
-    means only after a change.
+    Decide whether an object gets an Event now, and return the seconds until the next check. If they
+    are None, the next check follows a change.
 
     :param once: one Event for each reason is enough, because the object does not change.
     """
@@ -244,12 +246,12 @@ class NotWrittenError(Exception):
 
 
 Recorder = Callable[[Announcement], Awaitable[bool]]
-"""Writes an announcement, or raises NotWrittenError. Returns False if nobody could read the
-Event."""
+"""Writes an announcement, or raises NotWrittenError. Returns False if nobody would be able to read
+the Event."""
 
 
 class Announcer:
-    """Stores, by UID, the age and the last Event of each object. Not thread-safe."""
+    """Stores the age and the last Event of each object, keyed by UID. Not thread-safe."""
 
     def __init__(self, recorder: Recorder, *, timing: Events, metrics: Metrics) -> None:
         self._recorder = recorder
@@ -323,14 +325,14 @@ class Announcer:
             timing=self._timing,
             once=once,
         )
-        if last is None and not is_due:  # too young
+        if last is None and not is_due:  # the object is too young
             return _sooner(next_seconds, wait_seconds)
         cause = None if once else lasting[0].cause
         self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
         if last is not None and not is_due:
             if not last.shared:
                 self._causes.announced(uid)
-            elif not self._causes.naming_note(uid):  # the object that it named is gone
+            elif not self._causes.naming_note(uid):  # the object that the Event named is gone
                 is_due, next_seconds = True, self._timing.repeat_pause
         if not is_due:
             self._count_flapping(uid, wanted.code, last)
@@ -361,7 +363,7 @@ class Announcer:
     async def _announce_own(
         self, uid: str, wanted: Announcement, lasting: Sequence[Reason], now: float
     ) -> None:
-        """Write the Event of an object."""
+        """Write an Event about the object itself."""
         remedy = next((found for each in lasting if (found := each.find_remedy())), "")
         with self._causes.announcing_own(uid):
             self._turns.use(uid)
@@ -370,7 +372,7 @@ class Announcer:
             self._causes.announced(uid)
 
     async def _announce_shared(self, uid: str, wanted: Announcement, now: float) -> float:
-        """Write the Event about a cause. Return when to check again."""
+        """Write the Event about a cause. Return the seconds until the next check."""
         self._turns.use(uid)
         try:
             with self._causes.announcing(uid, now=now) as group:
@@ -383,7 +385,7 @@ class Announcer:
         return PAUSE_SECONDS  # its own Event follows
 
     def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
-        """Mark an object as covered: the Events of others replace its own."""
+        """Mark an object as covered: Events about other objects replace its own Event."""
         last = self._announced.get(uid)
         if last is None or not last.is_repeated_by(wanted):
             self._metrics.suppressed_events.labels("shared").inc()
@@ -391,7 +393,7 @@ class Announcer:
         self._remember(uid, wanted, now, shared=True)
 
     def _count_flapping(self, uid: str, code: Code, last: Announced | None) -> None:
-        """Count, once, that an object has returned to an earlier reason without an Event."""
+        """If an object has returned to an earlier reason without an Event, count that once."""
         if last is None or code == last.code:
             self._flapping.pop(uid, None)
         elif self._flapping.get(uid) != code:
@@ -421,7 +423,7 @@ class Announcer:
     def _remember(
         self, uid: str, wanted: Announcement, now: float, *, shared: bool = False
     ) -> None:
-        if uid not in self._since:  # it was deleted in the meantime, and this entry would stay
+        if uid not in self._since:  # nothing would remove this entry
             return
         self._flapping.pop(uid, None)
         last = self._announced.get(uid)

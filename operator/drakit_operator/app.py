@@ -74,8 +74,8 @@ logger = logging.getLogger(__name__)
 USER_AGENT = "drakit-operator"
 
 SILENT_LIMIT_SECONDS = 35.0
-"""A replica is not ready if it has received no response about the Lease for this long. Retries come
-on top."""
+"""If a replica has received no response about the Lease for this long, it is not ready. Retries
+take additional time."""
 
 STOP_SECONDS = 4.0
 """The time limit for stopping the leader's work: Kopf's stop (2 s), and a margin."""
@@ -194,7 +194,7 @@ class App:
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # The Lease is released after the leader's work has ended.
+            # Release the Lease only after the leader's work has ended.
             for task in (stopping, working, election):
                 task.cancel()
                 await asyncio.wait({task}, timeout=STOP_SECONDS)

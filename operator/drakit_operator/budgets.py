@@ -8,10 +8,10 @@ templates, and the scheduling rules of pods. Each object has its own limit
 namespace are counted once and are one object in memory, so a Deployment of any size costs as much
 as one of its pods.
 
-All namespaces share one limit. When it is reached, the namespaces with the most content lose theirs
-first, the newest content before the oldest. An object that has lost its content stays in the store
-without it. Every result about the object is undecided, until it changes or all objects of its kind
-are listed again. :meth:`ContentBudgets.take_room` returns when that helps.
+All namespaces share one limit. When it is reached, content is dropped from the namespaces that have
+most of it, starting with the newest. An object that has lost its content stays in the store without
+it. Every result about the object is undecided, until it changes or all objects of its kind are
+listed again. :meth:`ContentBudgets.take_room` returns whether another list would help.
 
 Does not depend on queues or Events.
 """
@@ -41,15 +41,15 @@ from drakit_explain.world import Fact
 logger = logging.getLogger(__name__)
 
 STORE_BYTES = 64 * 2**20
-"""Bytes in memory of the distinct contents of all namespaces: about 30,000 claims that all
-differ."""
+"""Bytes in memory for the distinct contents of all namespaces: about 30,000 claims, all of them
+different."""
 
 NODE_BYTES = 4 * 2**20
-"""Bytes in memory of the slices and reports of one node: 2,000 devices that differ in everything,
-or 10,000 that are alike."""
+"""Bytes in memory for the slices and reports of one node: 2,000 completely different devices, or
+10,000 similar ones."""
 
 ROOM = 16
-"""A sixteenth of all content is dropped at once, so that there is no search for each new object.
+"""A sixteenth of all content is dropped at a time, so that not every new object requires a search.
 Lost content is listed again when there is twice as much room."""
 
 MAX_REPORTED = 1000
@@ -93,14 +93,14 @@ class _Namespace:
 
 
 class ContentBudgets:
-    """The contents in use, by namespace. Not thread-safe."""
+    """The contents in use, grouped by namespace. Not thread-safe."""
 
     def __init__(self, *, limit_bytes: int = STORE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
         self._namespaces: dict[str, _Namespace] = {}
         self._uses: dict[str, _Content] = {}
-        """The contents by the UIDs of the objects that use them."""
+        """The contents, keyed by the UIDs of the objects that use them."""
 
         self._refused: set[type[Fact]] = set()
         """Kinds with objects that have lost their content since they were last listed."""
@@ -110,7 +110,7 @@ class ContentBudgets:
 
         self._reported: set[str] = set()
         self.losses = 0
-        """How often objects have lost the content with which they were admitted."""
+        """The number of times that objects have lost the content with which they were admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
         """Return the object to store: with or without its content."""

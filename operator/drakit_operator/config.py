@@ -1,8 +1,8 @@
 """
 The operator's settings: one frozen model, which is read once. Unknown keys are rejected.
 
-The docstrings below the fields are the manual: schema, chart values and docs come from them. Every
-setting has a default, so that no file is needed.
+The docstrings below the fields are their documentation: the schema, the chart's values and the docs
+are generated from them. Every setting has a default, so that no file is needed.
 """
 
 from __future__ import annotations

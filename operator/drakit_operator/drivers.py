@@ -2,16 +2,16 @@
 Reconciles DeviceDrivers: creates one for each driver in the cluster, and writes their status.
 
 All drivers are reconciled together, because their rows come from one pass over the facts of the
-cluster. There are at least 5 s between two passes, and passes take at most a limited part of the
-main loop's time. Therefore, the API server gets at most one update of a status in 5 s, and none
-while nothing changes.
+cluster. Passes are at least 5 s apart, and take only a limited part of the main loop's time.
+Therefore, the API server gets at most one update of a status in 5 s, and none while nothing
+changes.
 
 A condition becomes ``False`` only if a problem lasts, because updates of drivers and terminating
 pods cause short problems. If the condition is already ``False`` when a new leader starts, the
 problem has lasted, because the previous leader has waited.
 
 An object that the operator created, and whose spec nobody has set, is deleted if the cluster has
-nothing else of the driver. The garbage collector deletes its DeviceTaintRules, too. Does not depend
+nothing else of the driver. The garbage collector also deletes its DeviceTaintRules. Does not depend
 on Kopf or queues.
 """
 
@@ -59,13 +59,13 @@ PASS_SECONDS = 5.0
 """The minimum time between two passes, and therefore between two writes of a status."""
 
 SHARE = 20
-"""Passes take at most this part of the main loop's time: one twentieth."""
+"""Passes take at most a twentieth of the main loop's time."""
 
 LASTING_SECONDS = 30.0
 """How long a problem must last. The kubelet waits equally long for a plugin that restarts."""
 
 UNSEEN_SECONDS = 600.0
-"""The time after which the object of a driver is deleted if the cluster has nothing else of it."""
+"""If the cluster has nothing else of a driver for this long, its object is deleted."""
 
 REFUSED_SECONDS = 30.0
 """The pause after a refusal: a webhook, quota or role may allow the write later."""
@@ -74,7 +74,7 @@ ABSENT_SECONDS = 60.0
 """The pause while the cluster does not serve DeviceDrivers."""
 
 MAX_TAINTED = 64
-"""The limit of tainted devices per driver. Each needs a DeviceTaintRule."""
+"""The maximum number of tainted devices per driver. Each needs a DeviceTaintRule."""
 
 LISTED = 20
 """The number of nodes with a problem that the status lists."""
@@ -98,16 +98,19 @@ class _Memory:
     """The leader's state of a driver. Times are those of the clock."""
 
     since: dict[tuple[str, str], float] | None = None
-    """Since when each problem lasts, by condition and subject. None before the first pass."""
+    """The time since which each problem has lasted, keyed by condition and subject. None before the
+    first pass."""
 
     unavailable: dict[str, float] = field(default_factory=dict[str, float])
-    """Since when the plugin is unavailable on each node, if its devices may be tainted."""
+    """The time since which the plugin has been unavailable on each node, if its devices may be
+    tainted."""
 
     tainted: dict[DeviceID, float] = field(default_factory=dict[DeviceID, float])
-    """When the DeviceTaintRule of each device was created."""
+    """The time at which the DeviceTaintRule of each device was created."""
 
     unseen: float | None = None
-    """Since when the cluster has only the object of the driver."""
+    """The time since which the cluster has contained nothing of the driver except for its
+    object."""
 
     refused_until: float = float("-inf")
     refusal: str = ""
@@ -151,7 +154,7 @@ class DriverController:
         self._memories: dict[str, _Memory] = {}
 
     def problem(self) -> str | None:
-        """Return why a DeviceDriver cannot be written."""
+        """Return the reason why a DeviceDriver cannot be written."""
         return next((each.refusal for each in self._memories.values() if each.refusal), None)
 
     async def refresh(self, _: str) -> float | None:
@@ -167,7 +170,7 @@ class DriverController:
         rows, seconds = await self._find()
         try:
             return await self._reconcile_all(rows)
-        finally:  # not from the start, because the writes of a pass take time
+        finally:  # at the end instead of the start, because the writes of a pass take time
             self._next = self._clock() + max(PASS_SECONDS, SHARE * seconds)
 
     async def _find(self) -> tuple[dict[str, DriverState], float]:
@@ -188,13 +191,13 @@ class DriverController:
         self._measure(rows.values())
         for row in rows.values():
             await asyncio.sleep(0)
-            if not self._is_current():  # objects may exist that are missing here
+            if not self._is_current():  # there may be objects that are missing here
                 return PASS_SECONDS
             memory = self._memories[row.name]
             try:
                 await self._reconcile(row, memory, due, now)
             except (AlreadyExistsError, ConflictError, NotFoundError):
-                due.append(PASS_SECONDS)  # the store is behind, and the watch reports it
+                due.append(PASS_SECONDS)  # the store is outdated; the watch updates it
             except ApiError as error:
                 if not error.is_refusal:
                     failed.append(error)
@@ -210,7 +213,7 @@ class DriverController:
     async def _reconcile(
         self, row: DriverState, memory: _Memory, due: list[float], now: float
     ) -> None:
-        """Reconcile one driver. Add the seconds after which something is due to `due`."""
+        """Reconcile one driver. To `due`, add the seconds until the next step."""
         facts = self._world.of(DriverFacts).get(Name("", row.name))
         lasting = _lasting(row, facts, memory, due, now)
         if (rest := memory.refused_until - now) > 0:
@@ -270,7 +273,7 @@ class DriverController:
         for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)
             rest = since + (after or 0) - now
-            if rest <= 0 or any(each in held for each in devices):  # the previous leader has waited
+            if rest <= 0 or any(each in held for each in devices):  # the last leader waited
                 wanted += devices
             else:
                 due.append(rest)
@@ -335,7 +338,7 @@ class DriverController:
             if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
             if each.reason == NOT_FOUND and facts.is_generated:
-                continue  # nobody uses a driver that is uninstalled
+                continue  # nobody is affected by a driver that is being uninstalled
             await self._recorder.record(
                 facts.reference.body(),
                 reason=each.reason,
@@ -369,8 +372,8 @@ def _statuses(facts: DriverFacts | None) -> Mapping[str, str]:
 def _lasting(
     row: DriverState, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
 ) -> list[Problem]:
-    """Return the problems of a driver that have lasted. Add the seconds until others will have to
-    `due`."""
+    """Return the problems of a driver that have lasted. For the others, add the seconds until they
+    will have lasted to `due`."""
     before, known, lasting = memory.since, _statuses(facts), list[Problem]()
     memory.since = {}
     for each in row.problems:

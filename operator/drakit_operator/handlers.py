@@ -23,7 +23,7 @@ WORKERS_STOP_SECONDS = 1.0
 
 IDLE_SECONDS = 0.2
 """The time without events after which Kopf ends the worker of an object. It starts another one for
-the next event. By default, Kopf waits 5 s, with a task and a queue for each object that has
+the next event. By default, Kopf waits 5 s, and keeps a task and a queue for each object that has
 changed."""
 
 RETRY_SECONDS = 5.0
@@ -76,7 +76,7 @@ class Handlers:
             it.
         :param controllers: the controllers of the kinds that are reconciled.
         :param check: reconciles an object again after some seconds.
-        :param on_started: called when Kopf has started, and has replaced the signal handlers.
+        :param on_started: called when Kopf has started and has replaced the signal handlers.
         """
         self._session = session
         self._sources = sources
@@ -90,7 +90,7 @@ class Handlers:
         await run(self, self.registry(), on_started=self._on_started)
 
     async def events(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yield the events of a kind endlessly."""
+        """Yield the events of a kind, without an end."""
         while True:
             yield await self._sources.next_event(RESOURCES[resource])
 
@@ -134,7 +134,7 @@ class Handlers:
     async def _reconcile(
         self, *, name: str, body: kopf.Body, patch: kopf.Patch, resource: Resource, **_: Any
     ) -> None:
-        """Reconcile an object whose spec is new."""
+        """Reconcile an object whose spec has changed."""
         kind = RESOURCES[resource]
         try:
             kind.project(body, crds.VERSION)

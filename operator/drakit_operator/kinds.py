@@ -23,7 +23,8 @@ from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import Object, child
 
 SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.phase=Pending"}}
-"""The parameters of lists and watches. A pod that stops pending leaves the watch as a deletion."""
+"""The parameters of lists and watches. When a pod is no longer pending, the watch reports it as
+deleted."""
 
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 """Receives the kind and the metadata of an object that cannot be read, and the reason."""
@@ -71,7 +72,7 @@ VERBS = ("list", "watch")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Absence:
-    """The reason why a kind is left out."""
+    """The reason why a kind is not followed."""
 
     reason: str
     forbidden: bool
@@ -106,7 +107,8 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
 
 
 async def _may(client: Session, verb: str, kind: Kind) -> bool:
-    """Return whether the operator has a permission. If the review fails, the list decides."""
+    """Return whether the operator has a permission. If the review is forbidden, return True, and
+    the list decides."""
     attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -109,8 +109,8 @@ async def run(
 
 
 async def _notify(insights: Insights) -> None:
-    """Notify Kopf repeatedly of the found resources: without requests, it finds them before it
-    starts to wait for them."""
+    """Notify Kopf repeatedly of the found resources. Kopf finds them without requests, and
+    therefore before it starts to wait for them."""
     while True:
         async with insights.revised:
             insights.revised.notify_all()

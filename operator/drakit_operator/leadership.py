@@ -3,8 +3,8 @@ Leadership: a replica waits for the Lease, is the leader once, and exits if the 
 
 The election has its own thread, event loop and session, so that the work of the main loop never
 delays a renewal. The same thread serves the probes, for the same reason. If the Lease may be lost,
-the process exits at once, whatever the main loop does, because another replica relies on that. The
-kubelet restarts the container, which becomes a candidate again.
+the process exits immediately, whatever the main loop does, because another replica relies on that.
+The kubelet restarts the container, which becomes a candidate again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Leadership:
     # ---- in the thread of the election
 
     def silent_seconds(self) -> float:
-        """Return for how long the API server has not responded about the Lease."""
+        """Return how long the API server has not responded about the Lease."""
         responded_at = self._election.responded_at if self._election is not None else float("-inf")
         return asyncio.get_running_loop().time() - responded_at
 

@@ -5,7 +5,7 @@ The devices are selected once, and stored in the status before any device is tai
 appear later are not included. Each call derives everything else from the store, so if a leader is
 killed, the next one finds all of its work. The maintenance owns its rules, so the garbage collector
 deletes them even without an operator. :mod:`drakit_explain.maintenance` decides which rules and
-evictions there are.
+evictions are required.
 
 A refusal of the API server becomes a condition with its message. The caller gets an error only if
 the server does not respond. Does not depend on Kopf or queues.
@@ -81,11 +81,11 @@ CLOCK_SECONDS = 60.0
 """The longest wait for the start or the end of a window, because the clock can be changed."""
 
 EVICTIONS = 20
-"""The limit of evictions of a maintenance in one round."""
+"""The maximum number of evictions in one round of a maintenance."""
 
 EVICT_SECONDS = (5.0, 60.0)
-"""The first and the longest pause before the eviction of a pod is retried. A budget may allow it
-later. A pod whose eviction was accepted may take its grace period to terminate."""
+"""The first and the longest pause before the eviction of a pod is retried. A PodDisruptionBudget
+may allow it later. A pod whose eviction was accepted may need its grace period to terminate."""
 
 DECIDED_SECONDS = 0.5
 """The pause between the write of the selected devices and the next step. By then, the store has
@@ -95,7 +95,7 @@ LISTED = 20
 """The number of blockers that the status lists, which is enough to find the cause."""
 
 NOT_EVALUATED = "NotEvaluated"
-"""The reason while there are no results for the selectors of a class."""
+"""The reason while the selectors of a class have not been evaluated."""
 
 
 @dataclass(slots=True)
@@ -114,29 +114,29 @@ class _Memory:
 
     written_at: float = float("-inf")
     rules_at: float = float("-inf")
-    """When rules were created."""
+    """The time at which rules were last created."""
 
     refusal: str = ""
-    """Why the API server did not create the rules."""
+    """The reason why the API server did not create the rules."""
 
     evictions: dict[str, _Eviction] = field(default_factory=dict[str, _Eviction])
-    """The evictions by the UIDs of pods that still use devices."""
+    """The evictions, keyed by the UIDs of pods that still use devices."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """The findings and actions of one call."""
+    """The results and actions of one call."""
 
     phase: Literal["Scheduled", "Active", "Ended"] = "Active"
     by_rules: bool
     problem: str
-    """Why rules cannot be read or written."""
+    """The reason why rules cannot be read or written."""
 
     tainted: int = 0
     unsupported: Sequence[DeviceID] = ()
     uses: Sequence[Use] = ()
     drain_start: float = 0.0
-    """When the evictions started. 0 if there were none."""
+    """The time at which the evictions started. 0 if there were none."""
 
     over: bool = False
     """Whether the time limit of the evictions has passed."""
@@ -182,7 +182,7 @@ class MaintenanceController:
         self._statuses = StatusWriter(session, world, MAINTENANCES)
 
     def problem(self) -> str | None:
-        """Return why a status cannot be written."""
+        """Return the reason why a status cannot be written."""
         return next(iter(self._statuses.refused.values()), None)
 
     def expressions(self, name: str) -> Sequence[str]:
@@ -212,7 +212,7 @@ class MaintenanceController:
         memory = self._memories.setdefault(name, _Memory())
         status, again = await self._reconcile(found, memory)
         if write is not None and status.conditions[0].reason == NOT_EVALUATED:
-            return 0.0  # the queue runs the evaluator first
+            return 0.0  # the evaluator must run first, from the queue
         if not (change := changes(status, found.status, now=self._now())):
             return again
         if (passed := self._clock() - memory.written_at) < WRITE_SECONDS:
@@ -230,7 +230,7 @@ class MaintenanceController:
         fields: dict[str, Any] = {"observedGeneration": found.generation}
         if not _is_decided(found):
             accepted, devices = self._decide(found)
-            if devices:  # the next steps follow when they are stored
+            if devices:  # the next steps follow once the devices are stored
                 fields["devices"] = [each._asdict() for each in devices]
                 fields["deviceCount"] = len(devices)
                 return Status(conditions=(accepted,), fields=fields), DECIDED_SECONDS
@@ -263,7 +263,8 @@ class MaintenanceController:
     # ------------------------------------------------------------ rules and evictions
 
     async def _act(self, found: MaintenanceFacts, memory: _Memory) -> tuple[_State, float | None]:
-        """Take the due actions. Return the findings, and the seconds until the next call."""
+        """Take the actions that are due. Return the results, and the seconds until the next
+        call."""
         now, version = self._now().timestamp(), self._working_rules_version()
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)
@@ -281,7 +282,7 @@ class MaintenanceController:
                 state.problem = await self._add_rules(found, version, memory) or state.problem
             pauses += await self._drain(found, state, memory, now)
         else:
-            state.tainted = len(rules_named(found.name, self._world))  # until they are deleted
+            state.tainted = len(rules_named(found.name, self._world))  # rules not deleted yet
             state.problem = problem or await self._remove(found.name)
         for uid in memory.evictions.keys() - state.pods:
             del memory.evictions[uid]
@@ -291,8 +292,8 @@ class MaintenanceController:
     async def _drain(
         self, found: MaintenanceFacts, state: _State, memory: _Memory, now: float
     ) -> list[float]:
-        """Find the tainted devices and the pods that use them, and evict pods. Return when more is
-        due."""
+        """Find the tainted devices and the pods that use them, and evict these pods. Return the
+        seconds until each of the next steps."""
         pauses: list[float] = []
         by_rules, devices = state.by_rules, found.devices
         tainted = {
@@ -344,7 +345,7 @@ class MaintenanceController:
                 if not self._is_current(found):
                     break  # the garbage collector deletes a rule whose owner is gone
                 body = rule_of(found, device, api_version=version)
-                with suppress(AlreadyExistsError):  # the store is behind
+                with suppress(AlreadyExistsError):  # the store is outdated
                     await self._session.create(resource_path(version, "devicetaintrules"), body)
         except ApiError as error:
             if not _is_refused(error):
@@ -384,7 +385,8 @@ class MaintenanceController:
             if not self._is_current(found):
                 return
             left -= 1
-            # Set before the request, so that another call for this maintenance does not repeat it.
+            # Set the time before the request, so that another call for this maintenance does not
+            # repeat it.
             eviction.again_at = now + eviction.pause_seconds
             eviction.pause_seconds = min(eviction.pause_seconds * 2, EVICT_SECONDS[1])
             place = {"namespace": use.claim.namespace, "name": pod.name}
@@ -420,7 +422,7 @@ class MaintenanceController:
     # ------------------------------------------------------------ Events
 
     async def _announce(self, found: MaintenanceFacts, turned_to: Condition) -> None:
-        """Write the Event of a condition that users wait for."""
+        """Write an Event about a condition that users wait for."""
         kind, status, reason, message = turned_to
         bad = reason in ("Blocked", "Refused", "TimeLimit", "Unsupported")
         bad = bad or (kind == "Accepted" and status == "False")

@@ -9,11 +9,11 @@ from functools import partial
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
 SUPPRESSED = ("shared", "flapping", "namespace_deleted")
-"""Why an Event is not written: another Event about a shared cause has the reason, the object
-returned to an earlier reason too soon, or nobody could read it."""
+"""The reasons why an Event is not written: another Event about a shared cause contains the reason,
+the object returned to an earlier reason too soon, or nobody could read the Event."""
 
 NODE_STATES = ("desired", "registered", "publishing")
-"""The sets of a driver's nodes that are counted."""
+"""The states by which a driver's nodes are counted."""
 
 
 class Metrics:

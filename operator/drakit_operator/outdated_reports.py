@@ -27,7 +27,7 @@ from drakit_formats.resource.objects import children
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3600.0
-"""The age at which a report is outdated. The margin above 45 minutes is for clocks that differ."""
+"""The age at which a report is outdated. It exceeds 45 minutes, because clocks can differ."""
 
 WITHDRAWN_SECONDS = 60.0
 """The time without slices after which the plugin of published devices is gone. The kubelet also
@@ -51,7 +51,8 @@ class OutdatedReports:
         self._world = world
         self._now = now
         self._withdrawn: dict[str, float] = {}
-        """Since when the node has no slices of the driver, keyed by the name of the report."""
+        """The time since which the node has had no slices of the driver, keyed by the name of the
+        report."""
 
     async def refresh(self, name: str) -> float | None:
         """
@@ -67,7 +68,7 @@ class OutdatedReports:
         if report.updated:
             due = report.updated + SILENT_SECONDS
             why = "the node plugin has not written this report for an hour"
-        unread = self._world.unreadable()  # one of these may belong to the driver
+        unread = self._world.unreadable()  # an unreadable slice may belong to the driver
         if report.published and not (unread or publishes(report.driver, report.node, self._world)):
             since = self._withdrawn.setdefault(name, now.timestamp())
             if since + WITHDRAWN_SECONDS < due:
@@ -90,7 +91,7 @@ class OutdatedReports:
             change: dict[str, Any] = {"metadata": seen, "status": {"conditions": conditions}}
             await self._session.patch(f"{path}/status", change)
         except (ConflictError, NotFoundError):
-            return WITHDRAWN_SECONDS  # it is not outdated, or is deleted
+            return WITHDRAWN_SECONDS  # the report is not outdated, or is deleted
         except ApiError as error:
             if not error.is_refusal:
                 raise

@@ -5,7 +5,7 @@ The reason why a claim is not allocated depends on the pod that waits for it, so
 :func:`problems_of_pod` also reports the claims of the pod. :func:`problems_of_claim` reports
 problems that do not depend on a waiting pod, including problems of running pods.
 
-:mod:`drakit_explain` formulates the sentences, :mod:`drakit_operator.announcing` reports them. Does
+:mod:`drakit_explain` words the sentences, and :mod:`drakit_operator.announcing` reports them. Does
 not depend on queues, clocks or sessions.
 """
 
@@ -29,26 +29,26 @@ _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
 each claim."""
 
 _AFTER_RESTARTS = frozenset([Code.DRIVER_UNAVAILABLE, Code.POOL_GONE])
-"""After a restart of a driver or kubelet, slices are missing for seconds, and pods start anyway."""
+"""After a restart of a driver or kubelet, slices are missing for seconds, but pods start anyway."""
 
 _BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
-"""Problems of an allocated claim because of which its pod waits for a node."""
+"""Problems of an allocated claim that keep its pod waiting for a node."""
 
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
-"""Problems of allocated claims that are reported at once. Others may occur during an update of a
-driver. A missing device has its own waiting time."""
+"""Problems of allocated claims that are reported immediately. Others may occur during an update of
+a driver. A missing device has its own waiting time."""
 
 
 def problems_of_pod(
     pod: PodFacts, world: World, explainer: Explainer, *, settled: bool
 ) -> dict[str, list[Reason]]:
     """
-    Return why a pod does not start, keyed by its UID, and why its claims are not allocated, by
-    their UIDs.
+    Return the reasons why a pod does not start, keyed by its UID, and why its claims are not
+    allocated, keyed by their UIDs.
 
-    :param settled: the pod has been known for a while.
+    :param settled: whether the pod has been known for a while.
     """
-    if pod.deleting:  # a deletion can take long, and is not a problem by itself
+    if pod.deleting:  # a deletion can take a long time, and is not a problem by itself
         return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
     reasons = [
@@ -61,10 +61,10 @@ def problems_of_pod(
     for each in certain(found.claim_reasons, world):
         claim = world.claim(pod.namespace, each.regarding.name)
         if claim is not None and claim.owner_uid == pod.uid:
-            continue  # the Event of its pod has the same sentence
+            continue  # the Event about its pod contains the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    # A fact that the operator cannot see may prevent the remedy.
+    # The remedy may fail because of an object that the operator is not allowed to read.
     find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
         uid: [replace(each, find_remedy=find_remedy) for each in reasons]
@@ -73,8 +73,7 @@ def problems_of_pod(
 
 
 def _represents(pod: PodFacts, claim: str, world: World) -> bool:
-    """Return whether a pod is the first by name that waits for a claim, because pods may share
-    it."""
+    """Return whether a pod represents all pods that wait for a claim: the first one by name."""
     waiting = [
         other.name
         for name in world.pods_of_claim(Name(pod.namespace, claim))
@@ -88,8 +87,8 @@ def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]
     Return the problems of a claim that do not depend on a waiting pod, keyed by the UID of the
     claim.
 
-    A missing device is also a problem of the pods that run with it, by their UIDs. Such a pod can
-    fail, and then its claim is deleted.
+    A missing device is also a problem of the pods that run with it, and is keyed by their UIDs as
+    well. Such a pod can fail, and then its claim is deleted.
     """
     if claim.deleting:
         return {claim.uid: []}
@@ -121,7 +120,7 @@ def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
 
 
 def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
-    if not claim.consumers:  # it is about to be deallocated
+    if not claim.consumers:  # the claim is about to be deallocated
         return []
     return [
         each

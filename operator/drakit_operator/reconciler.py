@@ -1,13 +1,13 @@
 """
-Leads from changes of the store to keys in the fair queue, from keys to problems, and from problems
-to Events.
+Turns changes of the store into keys in the fair queue, keys into problems, and problems into
+Events.
 
 The concerns decide which objects a change affects, and find their problems. The announcer decides
 when to announce them. HostDevicePolicies, DeviceMaintenances and DeviceDrivers are in the same
 queue, but have a status instead of problems.
 
 A namespace is charged for the work on its objects, and so is each kind of cluster-scoped objects.
-The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
+The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked immediately;
 queries of the selector evaluator; and all other checks, one at a time. If a check lacks results of
 the allocator, they are requested, and the check is repeated.
 
@@ -64,10 +64,10 @@ from drakit_operator.store import Store
 logger = logging.getLogger(__name__)
 
 URGENT = CLAIM
-"""The concern whose checks are cheap. They run at once, and before all others."""
+"""The concern whose checks are cheap. They run immediately, and before all others."""
 
 BUSY_SECONDS = 0.5
-"""The pause before an object without a turn of the allocator is checked again."""
+"""The pause before an object that did not get a turn of the allocator is checked again."""
 
 OUTDATED_SECONDS = 2.0
 """The pause before an object is checked again, if the store does not have all objects."""
@@ -104,7 +104,8 @@ class Concern:
 
     kind: Kind
     problems: Callable[[Any, bool], Problems]
-    """Returns the reasons of objects by UID, for an object and whether it is settled."""
+    """Returns reasons, keyed by the UID of their object, for an object and whether it is
+    settled."""
 
     settles: bool = False
     """Whether an object is checked again when it is settled, because some reasons are normal for a
@@ -117,7 +118,7 @@ class Concern:
     """Returns the selectors that must be evaluated first."""
 
     prepare: Callable[[Any], Iterator[None]] | None = None
-    """Does the long part of the check, and yields in between."""
+    """Does the long part of the check. It yields at intervals."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +134,12 @@ class Refresh:
 
 
 Problems = Mapping[str, Sequence[Reason]]
-"""Reasons by the UID of their object."""
+"""Reasons, keyed by the UID of their object."""
 
 
 def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
-    """Return the concerns over a store, keyed by their names in the queue and in metrics."""
+    """Return the concerns over a store, keyed by the names that they have in the queue and in
+    metrics."""
     world, verdicts = store.world, explainer.verdicts
     return {
         POD: Concern(
@@ -208,7 +210,7 @@ class Reconciler:
         """The duration of the last part of a non-urgent check."""
 
         self.driver_devices: Mapping[str, Counter[str]] | None = None
-        """Devices by state, of each counted driver. None before the first count."""
+        """The number of devices by state, for each counted driver. None before the first count."""
 
         self._store = store
         self._queue = queue
@@ -239,8 +241,8 @@ class Reconciler:
                     self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:
-        """Queue the waiting pods, because the requests of pods on nodes change too often to queue
-        them each time. Queries that the allocator could not answer are repeated."""
+        """Queue the waiting pods. The requests of pods on nodes change too often to queue these
+        pods after each change. Queries that the allocator could not answer are repeated."""
         self.verdicts.forget_undecided()
         for name in self._store.world.waiting_pods():
             self._queue.add_after(Key(POD, name), self._debounce_seconds)
@@ -301,8 +303,9 @@ class Reconciler:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def never_allocated(self, template: TemplateFacts) -> list[str]:
-        """Return why no claim of a template that does not exist yet could be allocated, if that is
-        certain. This takes as long as the allocator does: the caller limits the time."""
+        """Return the reasons why no claim of a template that does not exist yet could be allocated,
+        if that is certain. This takes as long as the allocator does, so the caller must limit the
+        time."""
         namespace = template.namespace
         while self._is_current():
             try:
@@ -316,13 +319,13 @@ class Reconciler:
 
     async def work(self, *, urgent: bool = False) -> None:
         """
-        Reconcile one object after the other, until canceled.
+        Reconcile one object at a time, until canceled.
 
-        :param urgent: process only the urgent checks. Otherwise, only the others.
+        :param urgent: process only the urgent checks. Otherwise, process only the other ones.
         """
         while True:
             async with AsyncExitStack() as turn:
-                if not urgent:  # before a key is taken, because the queue decides whose turn it is
+                if not urgent:  # before `get`, which decides whose turn it is
                     await turn.enter_async_context(self._checking)
                 key = await self._queue.get(URGENT_CHECKS if urgent else CHECKS)
                 with request_scope(new_request_id()):
@@ -330,7 +333,7 @@ class Reconciler:
             await asyncio.sleep(0)  # a long queue must not block the probes
 
     async def evaluate(self) -> None:
-        """Run one query about the selectors of one object after the other, until canceled."""
+        """Run one query about the selectors of one object at a time, until canceled."""
         while True:
             key = await self._queue.get(SELECTORS)
             began = time.monotonic()
@@ -341,7 +344,7 @@ class Reconciler:
                     self._queue.move(key, SELECTORS)  # another query may follow
                 else:
                     self._queue.add(key)
-            except Exception:  # a defect of ours in one object must not stop the others
+            except Exception:  # a bug of ours that affects one object must not stop the others
                 logger.exception("selectors cannot be evaluated", extra=_facts(key))
                 self._queue.retry(key)
             finally:
@@ -369,7 +372,7 @@ class Reconciler:
                 logger.warning(
                     "object cannot be reconciled", extra={**_facts(key), "error": str(error)}
                 )
-            else:  # a defect of ours in one object must not stop the others
+            else:  # a bug of ours that affects one object must not stop the others
                 logger.exception("object cannot be reconciled", extra=_facts(key))
             self._queue.retry(key)
         else:
@@ -419,7 +422,8 @@ class Reconciler:
         with self._charged(key):
             found = concern.problems(fact, unsettled <= 0)
         await turn.aclose()
-        # Without a pause: the announcer may search for a remedy in the world with these problems.
+        # Don't pause, because the announcer may search for a remedy in the world with these
+        # problems.
         pauses = [
             await self._announcer.announce(
                 uid,
@@ -442,7 +446,7 @@ class Reconciler:
         return concern.expressions(fact) if concern.expressions and fact is not None else ()
 
     def _parts(self, key: Key) -> Iterator[None]:
-        """Do the long part of a check, and yield in between."""
+        """Do the long part of a check. Yield at intervals."""
         concern = self._concerns[key.concern]
         fact = self._store.find(concern.kind, key.name)
         if concern.prepare is None or fact is None:
@@ -477,7 +481,7 @@ class Reconciler:
                 self._check_seconds = seconds
 
     def _with_charge(self, reason: Reason, key: Key) -> Reason:
-        """Return a reason that also charges for its remedy, which takes longest."""
+        """Return a reason that also charges for the search for its remedy, which takes longest."""
 
         def find_remedy() -> str:
             with self._charged(key):

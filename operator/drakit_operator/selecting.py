@@ -6,8 +6,8 @@ Each selector is evaluated separately. A selector that fails is treated as not e
 that need it get no Event about it, and are explained again when another attempt may succeed.
 
 There is one evaluator, and anyone can write slow selectors. Therefore, it gets one query at a time,
-about as many devices as take 50 ms, and the queue decides for which object. A selector that took
-too long is cached by its expression.
+with about as many devices as it can process in 50 ms. The queue decides whose query is next. A
+selector that took too long is cached by its expression.
 
 Does not depend on pods or queues.
 """
@@ -45,31 +45,32 @@ MAX_REMEMBERED = 512
 oldest are dropped first."""
 
 EXPENSIVE_SECONDS = 300.0
-"""The time for which a selector that took too long for some devices is treated as too expensive for
-all others. Devices change far more often than selectors."""
+"""How long a selector that took too long for some devices is treated as too expensive for all
+others. Devices change far more often than selectors."""
 
 FIRST_SECONDS = 0.25
 """The longest wait for a result of a selector. If there is none, its namespace is charged for the
-attempt, so that others come before the next attempt, which has `SELECTOR_SECONDS`."""
+attempt, so other namespaces get their turn before the next attempt, which has
+`SELECTOR_SECONDS`."""
 
 TURN_SECONDS = 0.05
-"""The time of evaluation after which another object has its turn. With 200 namespaces that have
-equally many queries, each has a turn within 10 s."""
+"""The evaluation time after which it is the turn of another object. If 200 namespaces have equally
+many queries, each gets a turn within 10 s."""
 
 FIRST_DEVICES = 2
 """The number of devices for which a selector is evaluated first, because each can take 20 ms."""
 
 LONGEST_SECONDS = 1.0
-"""The time limit of a query about up to 2,000 devices, after which a selector is too expensive."""
+"""The time limit for a query about up to 2,000 devices, after which a selector is too expensive."""
 
 TOO_EXPENSIVE = SelectorResult(unknown="the selector takes too much time", expensive=True)
 
 MAX_PARTS = 256
-"""The number of selectors whose evaluation is interrupted. The oldest start again."""
+"""The maximum number of selectors whose evaluation is interrupted. The oldest ones start again."""
 
 MAX_OF_OBJECT = 64
-"""The limit of distinct selectors of an object, including those of its classes. With more, the
-object is not evaluated. A pod with 16 claims can have 131,072."""
+"""The maximum number of distinct selectors of an object, including those of its classes. With more,
+the object is not evaluated. A pod with 16 claims can have 131,072."""
 
 
 class Missing(NamedTuple):
@@ -99,23 +100,24 @@ class SelectorEvaluation:
         self._revision = -1
         self._slices: list[SliceFacts] = []
         self._unavailable_until = 0.0
-        """When the evaluator, which has failed, is used again (loop clock)."""
+        """The time at which the failed evaluator is used again (loop clock)."""
 
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
-        """Selectors for which the evaluator has no result, and when each is evaluated again (loop
-        clock)."""
+        """Selectors for which the evaluator has no result, with the time at which each is evaluated
+        again (loop clock)."""
 
         self._late: dict[str, str] = {}
-        """Selectors without a result of the first attempt in time, and the namespace that was
+        """Selectors without a result of the first attempt in time, with the namespace that was
         charged."""
 
         self._parts: dict[str, _Part] = {}
         """Selectors that are evaluated only for some devices of a query."""
 
         self._expensive: dict[str, tuple[float, SelectorResult]] = {}
-        """Selectors that took too long, until when (loop clock), and the result for devices."""
+        """Selectors that took too long, with the time until which that applies (loop clock), and
+        the result for devices."""
 
         self._problems = ProblemLog(
             logger, "selectors cannot be evaluated", recovered="selectors are evaluated again"

@@ -24,17 +24,17 @@ from drakit_explain.codes import Cause, Code
 from drakit_explain.model import ObjectReference
 
 MANY = 10
-"""The number of objects of one kind in a namespace from which they share a cause. With fewer, each
-has its own Event."""
+"""The number of objects of one kind in a namespace at which they share a cause. Below it, each has
+its own Event."""
 
 PAUSE_SECONDS = 0.5
-"""A cause is judged when it has not grown for this long."""
+"""How long a cause must not have grown before it is judged."""
 
 LIMIT_SECONDS = 5.0
-"""The longest time that a cause may grow before it is judged."""
+"""The maximum time for which a cause may grow before it is judged."""
 
 NAMING = 100
-"""The limit of objects of a namespace that name the representative. Further objects get no
+"""The maximum number of objects in a namespace that name the representative. Further objects get no
 Event."""
 
 
@@ -89,24 +89,26 @@ class Group:
 
     cause: Cause
     began: float
-    """When the last burst that added objects began."""
+    """The time at which the last burst that added objects began."""
 
     grew: float
     members: dict[str, ObjectReference] = field(default_factory=dict[str, ObjectReference])
-    """The objects by UID."""
+    """The objects, keyed by UID."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     spaces: dict[str, _Space] = field(default_factory=dict[str, _Space])
     """The objects of each namespace."""
 
     judges: set[str] = field(default_factory=set[str])
-    """The first members, which are enough to judge the cause in time. Others check after that."""
+    """The first members. They are enough to judge the cause in time, so other objects are checked
+    after that."""
 
     announced_at: float | None = None
     announced_size: int = 0
     being_announced: bool = False
     refused_until: float = float("-inf")
-    """Until then, each object gets its own Event, because the Event about the cause was refused."""
+    """The time until which each object gets its own Event, because the Event about the cause was
+    refused."""
 
     @property
     def size(self) -> int:
@@ -130,8 +132,8 @@ class Group:
             del self.spaces[member.namespace]
 
     def note(self) -> str:
-        """Return the note of the Event. It names no object, because names in a namespace are
-        private."""
+        """Return the note of the Event. It does not name any object, because names in a namespace
+        are private."""
         numbers = [
             f"{number} {kind}{'s' if number > 1 else ''}"
             for kind, number in sorted(self.kinds.items())
@@ -162,7 +164,7 @@ class SharedCauses:
     def join(
         self, uid: str, code: Code, cause: Cause | None, regarding: ObjectReference, *, now: float
     ) -> None:
-        """Count an object for its cause, and no longer for an earlier one."""
+        """Count an object for its cause, and remove it from its earlier cause."""
         key = _Key(code, cause) if cause is not None else None
         if self._key_of.get(uid) == key:
             return
@@ -194,7 +196,8 @@ class SharedCauses:
         """
         Return the action for an object whose own Event is due.
 
-        :param named_another: its last Event named another object, which may soon have a successor.
+        :param named_another: whether its last Event named another object, which may soon be
+            replaced.
         """
         if (found := self._find(uid)) is None:
             return Judgment(Action.OWN)
@@ -278,7 +281,7 @@ class SharedCauses:
             del self._groups[key]
 
     def _next(self, group: Group) -> float:
-        """Return when another Event about a cause may follow."""
+        """Return the time from which another Event about a cause may follow."""
         if group.announced_at is None:
             return group.began
         doubled = group.size >= 2 * group.announced_size

@@ -3,11 +3,11 @@ Follows all kinds: each kind has a reflector. Its lists fill the store, and its 
 for the Kopf handlers.
 
 A list does not produce events, because objects may be missing in it. The store is complete when
-each kind has been listed once, or is left out because the cluster does not have it or forbids it.
-Causes are certain only with the required kinds.
+each kind has been listed once, or is left out because the cluster does not serve it or denies
+access to it. Without the required kinds, no cause is certain.
 
 Most pods of a cluster neither use devices nor wait. They are not in the store: :class:`LoadWatch`
-keeps only the sums of their requests, by node.
+keeps only the sums of their requests for each node.
 
 Does not depend on Kopf, queues, or Events.
 """
@@ -35,7 +35,7 @@ from drakit_operator.store import Store
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05
-"""Changes within this time are passed on together, because a check of the affected objects is
+"""Changes within this time are passed on together, because checking the affected objects is
 expensive. A rolling update of a driver changes hundreds of slices within seconds."""
 
 RETRY_SECONDS = 5.0
@@ -43,13 +43,15 @@ RETRY_SECONDS = 5.0
 is certain while a kind is not followed."""
 
 LASTING_SECONDS = 60.0
-"""Errors of a watch that last longer are a problem, because nothing is certain until they end."""
+"""A watch whose errors last longer than this is a problem, because nothing is certain until they
+end."""
 
 AT_ONCE = 500
 """The number of listed objects that the store takes in one iteration of the loop: about 20 ms."""
 
 IN_FLIGHT = 100
-"""The limit of events of a kind that wait for handlers. Further events wait in the connection."""
+"""The maximum number of events of a kind that wait for handlers. Further events wait in the
+connection."""
 
 WHOLE = frozenset({POLICIES, MAINTENANCES})
 """Kinds whose handlers get the whole object, because they reconcile it."""
@@ -59,7 +61,7 @@ ABSENT_SECONDS = 5.0
 that the operator may not list and watch."""
 
 COLLECTED = 5000
-"""The number of kept objects after which garbage is collected: about 20 ms."""
+"""After this many kept objects, garbage is collected, which takes about 20 ms."""
 
 POD_PATH = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
@@ -99,7 +101,8 @@ class Sources:
         self._known: dict[Kind, Served | Absence] = {}
         self._reflectors: dict[Kind, Reflector[Fact]] = {}
         self._errors: dict[Kind, tuple[float, str]] = {}
-        """Since when (loop clock) kinds cannot be listed, and why."""
+        """For kinds that cannot be listed, the time since which that has been so (loop clock), and
+        the reason."""
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()
@@ -129,8 +132,8 @@ class Sources:
 
     @property
     def is_current(self) -> bool:
-        """Whether the store is complete, and follows every kind at the moment. If not, an object
-        that another one names can exist without being in the store."""
+        """Whether the store is complete, and currently follows every kind. If not, an object to
+        which another one refers can exist without being in the store."""
         return (
             self.complete.is_set()
             and not self._partial
@@ -217,7 +220,7 @@ class Sources:
             if kind in WHOLE:
                 bodies[name_of(body)] = body
             fact = self._store.admit(served.read(body, on_skipped=self._on_skipped))
-            # Unchanged objects are not in memory twice.
+            # Use the object in the store if it is equal, to save memory.
             known = self._store.find(kind, name_of(body))
             return known if known is not None and known == fact else fact
 
@@ -226,8 +229,8 @@ class Sources:
             return self._store.admit(served.project_unreadable(metadata))
 
         def event(word: str | None, fact: Fact) -> Event:
-            """Without a UID, Kopf identifies objects by name, so that an object and its replacement
-            are handled in order."""
+            """Return an event for Kopf. It has no UID, so Kopf identifies objects by name, and
+            handles an object and its replacement in order."""
             name = name_of_fact(fact)
             metadata = {"name": name.name, "namespace": name.namespace}
             body = bodies.pop(name, {"metadata": metadata})
@@ -256,8 +259,8 @@ class Sources:
                     await channel.send(event("DELETED", fact))
 
     async def _replace(self, served: Served, facts: Sequence[Fact]) -> None:
-        """Process a complete list, and yield to the loop in between."""
-        # A cancellation does not undo this: the next list of the kind does.
+        """Process a complete list. Yield to the loop at intervals."""
+        # A cancellation does not undo this. The next list of the kind does.
         self._partial.add(served.kind)
         for number, change in enumerate(self._store.replace(served.kind, facts)):
             if change is not None:
@@ -308,7 +311,7 @@ class Sources:
             logger.log(level, "kind is not watched", extra=extra)
         if kind.required or kind.is_ours:
             self._record(kind, absence.reason)
-        # Its facts are no longer kept up to date.
+        # The facts of the kind are no longer kept up to date.
         self._partial.discard(kind)
         self._changes += filter(None, self._store.replace(kind, ()))
         self._settle(kind, absence)
@@ -375,7 +378,7 @@ class _Garbage:
         self._kept = 0
 
     def kept(self) -> None:
-        """Count an object that stays."""
+        """Count an object that is kept."""
         self._kept += 1
         if self._kept >= COLLECTED:
             self._kept = 0

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 REFUSED_SECONDS = 30.0
-"""The pause after a refusal: a webhook, quota or role may allow the write later."""
+"""The pause after a refusal. A webhook, quota or role may allow the write later."""
 
 OUTDATED_SECONDS = 2.0
 """The pause after a write to an object that has changed. By then, the store has the new version."""
@@ -48,7 +48,7 @@ class Status:
 
 
 def changes(wanted: Status, status: Mapping[str, Any], *, now: datetime) -> Object:
-    """Return the changes of a status as a merge patch. Empty if nothing changes."""
+    """Return the changes of a status as a merge patch. The patch is empty if nothing changes."""
     before: dict[str, Object] = {each["type"]: each for each in status.get("conditions") or ()}
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     conditions: list[Object] = []
@@ -88,8 +88,8 @@ class StatusWriter:
         self._world = world
         self._kind = kind
         self.refused: dict[str, str] = {}
-        """By object, the problem that a role forbids the write or the API server refuses it, which
-        no status can report."""
+        """For each object, the problem that a role forbids the write or that the API server refuses
+        it. No status can report such a problem."""
 
     async def write(
         self,
@@ -110,7 +110,7 @@ class StatusWriter:
         path = resource_path(
             crds.API_VERSION, self._kind.plural, name=facts.name, subresource="status"
         )
-        # The store may be behind, and another object may have the name now.
+        # The store may be outdated, and another object may have the name now.
         seen = {"uid": facts.uid, "resourceVersion": facts.version}
         try:
             body = await self._session.patch(path, {"metadata": seen, "status": change})

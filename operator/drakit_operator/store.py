@@ -1,5 +1,5 @@
 """
-The operator's facts of the cluster: one :class:`drakit_explain.world.World`, by watched kind.
+The operator's facts of the cluster: one :class:`drakit_explain.world.World`.
 
 Only the main loop uses the store, never another thread. :mod:`.affected` decides which objects a
 change affects.
@@ -19,7 +19,7 @@ from drakit_operator.budgets import ContentBudgets, NodeBudgets
 
 
 class Store:
-    """Facts by kind and name. Not thread-safe."""
+    """Facts, keyed by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -52,7 +52,7 @@ class Store:
         return change
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
-        """Remove an object. If another object has replaced the UID, the deletion has no effect."""
+        """Remove an object, unless an object with a different UID has taken its name."""
         change = self.world.remove(kind.type, name, uid=uid)
         if uid is not None:
             self._release(uid)
@@ -80,8 +80,8 @@ class Store:
         self._nodes.release(uid)
 
     def _drop_lost(self, *, since: int) -> None:
-        """Drop the content that objects have lost. This is not a change, so no Event follows from
-        it."""
+        """Drop the content that objects have lost. This is not a change, so it does not cause an
+        Event."""
         if self._budgets.losses == since:
             return
         for kind in (PodFacts, ClaimFacts, TemplateFacts):
@@ -90,7 +90,7 @@ class Store:
                     self.world.apply(kept)
 
     def take_room(self, kind: Kind) -> bool:
-        """Return whether another list may give objects their content back. Returns True only
+        """Return whether objects may get their content back from another list. Returns True only
         once."""
         return self._budgets.take_room(kind.type) or self._nodes.take_room(kind.type)
 

@@ -38,7 +38,7 @@ PAGE_SIZE = 2_000
 twice as long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
-"""The size limit of a page: a command keeps few pages at the same time, and ends soon. A page of
+"""The maximum size of a page: a command keeps few pages at the same time, and ends soon. A page of
 full slices is larger, and is requested again with fewer objects."""
 
 

@@ -62,10 +62,11 @@ class EventTimings:
     """After this time, another new Event from the source about the object is allowed."""
 
     request_seconds: float = 5.0
-    """The time limit of a write, for which the caller waits."""
+    """The time limit for a write, for which the caller waits."""
 
     capacity: int = 2048
-    """The limit of cached Events and objects. The least recently used ones are dropped first."""
+    """The maximum number of cached Events and objects. The least recently used ones are dropped
+    first."""
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
-"""The time limit of a release. A release shortens the wait of the other candidates, but must not
+"""The time limit for a release. A release shortens the wait of the other candidates, but must not
 delay our own exit for long."""
 
 
@@ -59,8 +59,9 @@ class LeaseTimings:
 
     @property
     def request_seconds(self) -> float:
-        """The time limit of a request, as in Kubernetes' own components. If a connection hangs, for
-        example because the API server behind it is gone, there must be time for another attempt."""
+        """The time limit for a request, as in Kubernetes' own components. If a connection hangs,
+        for example because the API server behind it is gone, there must be time for another
+        attempt."""
         return self.renew_deadline_seconds / 2
 
 

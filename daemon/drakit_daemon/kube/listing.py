@@ -51,7 +51,7 @@ ATTEMPTS = 3
 """How often a list is restarted after its resource version has expired, before it fails."""
 
 REMEMBERED = 1000
-"""The limit of remembered skipped objects. Each remembered object is logged only once."""
+"""The maximum number of remembered skipped objects. Each remembered object is logged only once."""
 
 _SHRINK = 4
 

@@ -99,7 +99,7 @@ def parse_path(path: str) -> Target | None:
 # ---------------------------------------------------------------- errors
 
 _MAX_MESSAGE_CHARACTERS = 2000
-"""The length limit of a message. A proxy may return an HTML page, and a validation error may list
+"""The maximum length of a message. A proxy may return an HTML page, and a validation error may list
 every field."""
 
 
@@ -305,8 +305,8 @@ _AFTER_MANAGERS = re.compile(rb'\](?=\}?,"[A-Za-z]+":)')
 of the object. Within a JSON string, the quote would end the string, and no name would follow."""
 
 MAX_ENDS = 10_000
-"""The limit of lists in managed fields that are followed by another field. Each costs 4 us, and
-fields that the API server wrote contain none."""
+"""The maximum number of lists in managed fields that are followed by another field. Each costs 4
+us, and fields that the API server wrote contain none."""
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 """A string in JSON."""

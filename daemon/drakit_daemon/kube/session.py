@@ -205,11 +205,11 @@ _DRY_RUN = {"dryRun": "All"}
 _STRICT = {"fieldValidation": "Strict"}
 
 MAX_REQUESTS = 16
-"""The limit of concurrent requests, not including watches. A TLS connection costs 256 KiB while it
-is open, and 64 connections do not complete 64 reads sooner (median) than 16."""
+"""The maximum number of concurrent requests, not including watches. A TLS connection costs 256 KiB
+while it is open, and 64 connections do not complete 64 reads sooner (median) than 16."""
 
 MAX_LINE = 1 << 20
-"""The length limit of a line of text."""
+"""The maximum length of a line of text."""
 
 PAGE_SIZE = 100
 """Objects per page: with full slices, 3 MiB of JSON."""

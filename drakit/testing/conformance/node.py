@@ -53,7 +53,7 @@ HOPELESS_ENDS = 3
 """After this many exits, the kit gives up on the target's program."""
 
 SETUP_SECONDS = 60.0
-"""The time limit of a target's setup."""
+"""The time limit for a target's setup."""
 
 POLL_SECONDS = 0.05
 """The interval between two polls."""

@@ -23,7 +23,7 @@ EXCERPT_LINES = 12
 """The number of log lines that are shown with a failure."""
 
 EXCERPT_COLUMNS = 240
-"""The length limit of each of these lines."""
+"""The maximum length of each of these lines."""
 
 
 class Outcome(StrEnum):

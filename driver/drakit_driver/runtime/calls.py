@@ -42,7 +42,7 @@ from drakit_driver.runtime.snapshot import by_key, snapshot_of
 logger = logging.getLogger(__name__)
 
 POLICIES_SECONDS = 30.0
-"""Time limit of `apply_policies`."""
+"""Time limit for `apply_policies`."""
 
 AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")

@@ -36,7 +36,7 @@ change."""
 
 
 CALL_SECONDS = 300.0
-"""Time limit of a call, from its start. The kubelet gets a response long before that, and
+"""Time limit for a call, from its start. The kubelet gets a response long before that, and
 retries."""
 
 CallOperation = Literal["prepare", "unprepare", "check"]

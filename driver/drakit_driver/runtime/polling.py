@@ -34,7 +34,8 @@ CONCURRENCY = 16
 claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""Time limit of a call. After it, the call is canceled, and the health of the device is unknown."""
+"""Time limit for a call. After it, the call is canceled, and the health of the device is
+unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
 """The minimum polling period, even if the driver sets a shorter one."""

@@ -48,7 +48,7 @@ COMPILE_SECONDS = 0.03
 """The longest time to compile one selector."""
 
 MAX_EXPRESSIONS = 100
-"""The limit of expressions in one query."""
+"""The maximum number of expressions in one query."""
 
 FIRST_PAUSE_SECONDS = 1.0
 """The pause after a failed start. It doubles with each further failure."""
@@ -60,7 +60,7 @@ QUESTION_SECONDS = 300.0
 time."""
 
 MAX_ANSWER = 64 << 20
-"""The size limit of a response. A response about 2,000 devices has some kilobytes."""
+"""The maximum size of a response. A response about 2,000 devices has some kilobytes."""
 
 CHUNK = 1 << 16
 

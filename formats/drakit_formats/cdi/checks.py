@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias, cast
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS = 80
-"""The length limit of a value in a message, because messages appear in Events and terminals."""
+"""The maximum length of a value in a message, because messages appear in Events and terminals."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",

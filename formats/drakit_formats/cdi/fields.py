@@ -192,7 +192,7 @@ _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
 
 _FILE_MODE = 0o777
 _ANNOTATION_BYTES = 256 * 1024
-"""The limit of all keys and values together, as in Kubernetes."""
+"""The maximum number of all keys and values together, as in Kubernetes."""
 
 
 def _values(elements: list[Any], field: str) -> list[Any]:

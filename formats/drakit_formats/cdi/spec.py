@@ -163,7 +163,7 @@ Spec: TypeAlias = dict[str, Any]
 """A CDI spec as in its JSON file."""
 
 MAX_IDENTITY = 256
-"""The length limit of the identity of a device node. The checkpoint stores it with each claim."""
+"""The maximum length of the identity of a device node. The checkpoint stores it with each claim."""
 
 _TYPES: Mapping[str, type] = {
     "": Edits,

@@ -61,7 +61,7 @@ from drakit_formats.resource.limits import (
 # ---------------------------------------------------------------- one device
 
 MAX_PROBLEMS = 5
-"""The limit of reported problems per device. A vendor fixes these, and then sees the next.
+"""The maximum number of reported problems per device. A vendor fixes these, and then sees the next.
 The message is part of an Event."""
 
 MAX_AMOUNT = 2**63 - 1
@@ -591,7 +591,8 @@ def _edits_problems(edits: object) -> Iterator[str]:
 # ---------------------------------------------------------------- all devices
 
 MAX_REJECTED = 100
-"""The limit of devices that are reported with a reason, which suffices to find a driver's bug."""
+"""The maximum number of devices that are reported with a reason, which suffices to find a driver's
+bug."""
 
 _Pools = dict[str, dict[str, Device]]
 """Pools by name, each with its devices by name."""

@@ -19,7 +19,7 @@ from typing import TypeGuard
 MAX_LABEL_LENGTH = 63
 MAX_SUBDOMAIN_LENGTH = 253
 MAX_DOMAIN_LENGTH = 63
-"""The length limit of an attribute's domain, which is shorter than that of other subdomains."""
+"""The maximum length of an attribute's domain, which is shorter than that of other subdomains."""
 MAX_IDENTIFIER_LENGTH = 32
 MAX_DRIVER_NAME = 63
 

@@ -1,5 +1,6 @@
 """
-Reads claims from the API server within the time limit of a kubelet's call, and writes their status.
+Reads claims from the API server within the time limit for a kubelet's call, and writes their
+status.
 
 :mod:`.allocation` checks the claims.
 

@@ -1,6 +1,6 @@
 """
 HostDevicePolicies: their DeviceClass and status.
 
-:mod:`.handlers` has the Kopf handlers, :mod:`.controller` reconciles one policy, and :mod:`.status`
-has the desired state, as pure functions.
+:mod:`.handlers` contains the Kopf handlers. :mod:`.controller` reconciles one policy, and
+:mod:`.status` computes its desired state with pure functions.
 """

@@ -2,10 +2,9 @@
 Reconciles a HostDevicePolicy: maintains its DeviceClass, and writes its status.
 
 Everything is read from the store. Only differences are written, and a DeviceClass of another owner
-stays unchanged. The status is written at once if the policy has a new generation, or if the status
-of a condition changes. Changed numbers and messages are written at most once a minute, because the
-API server sends each write to all node plugins. They ignore it:
-:mod:`drakit_nodeplugin.host.policies`.
+stays unchanged. The status is written immediately if the policy has a new generation, or if the
+status of a condition changes. Changed numbers and messages are written at most once a minute,
+because the API server sends each write to all node plugins, although they ignore it.
 
 A refusal of the API server becomes a condition with its message. The caller gets an error only if
 the server does not respond. Does not depend on Kopf or queues.
@@ -39,9 +38,9 @@ WRITE_SECONDS = 60.0
 """The minimum time between two writes of a status if only numbers and messages differ."""
 
 TURNS = 10
-"""The burst of writes that do not wait for that, because the status of a condition has changed.
-Another write is allowed each minute. A node whose problem flaps must not cause a write each
-second."""
+"""The burst of writes that need not wait for `WRITE_SECONDS`, because the status of a condition has
+changed. Another write is allowed each minute. A node whose problem flaps must not cause a write
+each second."""
 
 SHARE = 20
 """The statuses of all policies take at most this part of the main loop's time. For 5,000 reports,
@@ -50,14 +49,14 @@ one status takes about 20 ms."""
 
 @dataclass(slots=True)
 class _Pace:
-    """When the status of a policy is computed and written."""
+    """The times at which the status of a policy is computed and written."""
 
     written_at: float = float("-inf")
     writes: float = 0.0
     """The number of recent writes. It decreases by one each minute."""
 
     find_at: float = float("-inf")
-    """When the status is computed again."""
+    """The time at which the status is computed again."""
 
 
 class PolicyController:
@@ -87,7 +86,8 @@ class PolicyController:
         self._statuses = StatusWriter(session, world, POLICIES)
 
     def problem(self) -> str | None:
-        """Return why statuses or classes cannot be written, whatever the policies contain."""
+        """Return the reason why statuses or classes cannot be written, regardless of the content of
+        the policies."""
         return next(iter(self._statuses.refused.values()), None)
 
     async def refresh(
@@ -142,7 +142,7 @@ class PolicyController:
         wanted = None if unenforced else desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)
         try:
-            # A list, because the world changes during a request.
+            # Use a list, because the world changes during a request.
             owned = [one for one in self._world.of(ClassFacts).values() if one.owner == policy.uid]
             for each in owned:
                 if wanted is None or each.name != policy.class_name:
@@ -161,7 +161,7 @@ class PolicyController:
             else:
                 await self._update_class(found, wanted["spec"], version)
         except (AlreadyExistsError, ConflictError, NotFoundError):
-            return ""  # the store is behind, and the watch reports it
+            return ""  # the store is outdated, and the watch will report the change
         except ApiError as error:
             if not error.is_refusal:
                 raise

@@ -147,7 +147,7 @@ _NOT_APPLIED = {
     "behind": "Progressing",
     "in use": "DevicesInUse",
 }
-"""The reasons by the state of a node, the most serious first."""
+"""The reasons for each state of a node, the most serious state first."""
 
 
 def _applied(answers: Sequence[_NodeState], policy: PolicyFacts, applied: int) -> Condition:
@@ -237,7 +237,7 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _NodeState:
     if found is None:
         omitted = report.policies_omitted
         return _NodeState(node, "applied" if omitted else "behind", nothing, listed=not omitted)
-    if found.uid != uid:  # it is about an earlier policy with the same name
+    if found.uid != uid:  # the report is about an earlier policy with the same name
         return _NodeState(node, "behind", nothing)
     if found.observed_generation != policy.generation:
         return _NodeState(node, "behind", found)

@@ -37,7 +37,7 @@ __all__ = ("Rule", "collect", "rule", "rules")
 Check: TypeAlias = "Callable[[Kit], Awaitable[None]]"
 
 DEFAULT_SECONDS = 90.0
-"""The time limit of a rule. Some rules start the node plugin several times."""
+"""The time limit for a rule. Some rules start the node plugin several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Rule:
     """The kinds of targets that the rule applies to (`Target.kind`). For others, it is skipped."""
 
     seconds: float = DEFAULT_SECONDS
-    """The time limit of the check, after the kit has started."""
+    """The time limit for the check, after the kit has started."""
 
 
 def rule(

@@ -13,11 +13,11 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 UNPREPARE_SECONDS = 15.0
-"""The time limit of an unprepare during a prepare, in addition to the duration of the prepare.
+"""The time limit for an unprepare during a prepare, in addition to the duration of the prepare.
 Until the unprepare ends, the pod cannot terminate."""
 
 STOP_SECONDS = 10.0
-"""The time limit of a stop. During an update of the DaemonSet, the scheduler loses the devices
+"""The time limit for a stop. During an update of the DaemonSet, the scheduler loses the devices
 after 30 s, and the new plugin must start within that time as well."""
 
 RECOVERY_SECONDS = 10.0

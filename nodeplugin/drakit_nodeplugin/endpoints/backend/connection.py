@@ -320,10 +320,10 @@ def _disorder(text: str) -> ConnectionEndedError:
 # ---------------------------------------------------------------- policies
 
 APPLY_SECONDS = 45.0
-"""Time limit of ApplyPolicies. A Python driver has 30 s for its method."""
+"""Time limit for ApplyPolicies. A Python driver has 30 s for its method."""
 
 HELD_SECONDS = 10.0
-"""Time limit of UpdateHeldDevices."""
+"""Time limit for UpdateHeldDevices."""
 
 HELD_PACE_SECONDS = 0.5
 """Minimum time between two messages about held devices, because a batch of pods changes them

@@ -91,7 +91,7 @@ HANDOVER_SECONDS = 30.0
 new backend first."""
 
 INFO_SECONDS = 5.0
-"""Time limit of GetInfo."""
+"""Time limit for GetInfo."""
 
 MAX_INFO_BYTES = 64 * 1024
 PROBE_SECONDS = 1.0

@@ -70,7 +70,7 @@ POLL_SECONDS = 0.1
 """Delay between two checks for the socket of a plugin that has registered."""
 
 ALLOCATE_SECONDS = 240.0
-"""Time limit of Allocate. The kubelet does not limit it; a claim's call has a limit of 300 s."""
+"""Time limit for Allocate. The kubelet does not limit it; a claim's call has a limit of 300 s."""
 
 PRE_START_SECONDS = 30.0
 """The kubelet's limit for PreStartContainer."""
