@@ -1,5 +1,5 @@
 """
-The output of a command: a table with columns as wide as their content, or an error, which has a
+The output of a command: a table whose columns are as wide as their content, or an error with a
 message and an exit code.
 
 Does not depend on the commands, or on the content.

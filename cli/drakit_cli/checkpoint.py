@@ -1,9 +1,9 @@
 """
 ``drakit node checkpoint show`` and ``verify``, and ``drakit node claim forget``.
 
-An administrator forgets a claim if nothing else releases its devices: the driver never returns, or
-fails to unprepare the claim. The command does not call the driver, and reports the side effects
-that remain.
+Administrators use `forget` if nothing else releases the devices of a claim: its driver never
+returns, or fails to unprepare the claim. The command does not call the driver, and reports the side
+effects that remain.
 
 Does not depend on how a checkpoint is stored: :mod:`.place` reads it.
 """
@@ -38,7 +38,7 @@ _ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print claims and endpoints; return 1 if a database is damaged."""
+    """Print claims and endpoints. Return 1 if a database is damaged."""
     place = find_place(options)
     found = list(read_checkpoints(place, options.driver))
     if options.json:
@@ -53,7 +53,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Print the problems; return 1 if there are any."""
+    """Print the problems. Return 1 if there are any."""
     place = find_place(options)
     found = list(read_checkpoints(place, options.driver))
     first = {text for item in found for text in _file_problems(item, place)}
@@ -187,7 +187,7 @@ _STATES = {"preparing": "being prepared", "prepared": "prepared", "unpreparing":
 
 
 def forget(options: argparse.Namespace) -> int:
-    """Remove a claim's row and CDI file; raise CommandError if it is unknown or in use."""
+    """Remove a claim's row and CDI file. Raise CommandError if it is unknown or in use."""
     place = find_place(options)
     uid: str = options.uid
     found = list(read_checkpoints(place, options.driver))

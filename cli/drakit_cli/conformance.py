@@ -1,7 +1,7 @@
 """
 ``drakit conformance``: tests a driver against the rules of the contract, and prints violations.
 
-Does not depend on the rules, or on how they are tested: that is :mod:`drakit.testing.conformance`.
+Does not depend on the rules, or on how they are tested: see :mod:`drakit.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from drakit_daemon.command_line import columns
 from drakit_driver.runtime.loading import driver_class
 
 WIDTH = 96
-"""The columns of explanations, unless the terminal is narrower."""
+"""The width of explanations in columns, unless the terminal is narrower."""
 
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.BROKEN: "error", Outcome.SKIPPED: "skipped"}
 
@@ -75,7 +75,7 @@ def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
 
 
 def _mapping(path: Path | None) -> Mapping[str, Any]:
-    """Read a YAML file that holds keys and values."""
+    """Read a YAML file that contains a mapping."""
     try:
         return {} if path is None else read_file(path)
     except SettingsError as error:
@@ -106,8 +106,8 @@ def print_result(result: RuleResult) -> None:
             print(_indented(f"reason: {result.rule.why}"))
             _print_log(result)
         case Outcome.BROKEN:
-            # The log of a driver that does not start is the same for all rules: print it for the
-            # first one.
+            # The log of a driver that does not start is the same for all rules, so print it only
+            # once.
             if result.log or not result.unusable:
                 print(_indented(result.text))
                 _print_log(result)

@@ -21,10 +21,10 @@ Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 30.0
-"""Longer than for a daemon: a user may be far from the cluster."""
+"""The timeout is longer than for a daemon, because a user may be far from the cluster."""
 
 _NO_TIMEOUT_SECONDS = 24 * 3600.0
-"""The time limit for a request whose option is 0, which means no limit."""
+"""The timeout if the option is 0, which means no limit."""
 
 
 def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
@@ -34,8 +34,9 @@ def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[A
     :raises UsageError: the kubeconfig is unusable.
     """
 
-    # Don't return the result from the task: when the task ends, Python 3.11 formats it as a string,
-    # to replace the signal handler that refers to it. A result can refer to all facts of a cluster.
+    # Don't return the result from the task. When the task ends, Python 3.11 replaces the signal
+    # handler that refers to the task, and formats the task with its result, which can refer to all
+    # facts of a cluster.
     answers: list[Answer] = []
 
     async def fetch() -> None:

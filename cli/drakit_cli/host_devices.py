@@ -1,6 +1,6 @@
 """
 hostdev on this node, for commands: its configuration, the policies that the daemon stores here, and
-``drakit node devices``, which lists the device nodes and how hostdev treats them.
+``drakit node devices``, which lists the device nodes and the result of hostdev for each.
 
 Does not depend on how devices are found: hostdev scans them.
 """
@@ -42,11 +42,11 @@ class HostdevOnNode:
     the same name."""
 
     problems: Sequence[str]
-    """The reason why the policies are incomplete."""
+    """The reasons why the policies are incomplete."""
 
 
 def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
-    """Read the configuration and the policies; raise UsageError."""
+    """Read the configuration and the policies. Raises UsageError."""
     from pydantic import ValidationError
 
     from drakit.settings import describe
@@ -82,7 +82,7 @@ def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
 
 
 def parse_labels(text: str | None) -> Mapping[str, str] | None:
-    """Read labels of the form ``key=value,key=value``; raise UsageError."""
+    """Read labels of the form ``key=value,key=value``. Raises UsageError."""
     if text is None:
         return None
     labels: dict[str, str] = {}
@@ -113,7 +113,7 @@ _Dumper.add_representer(str, _text)
 
 
 def policies_text(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return YAML with the specs of policies, by name."""
+    """Return YAML with the specs of policies, keyed by name."""
     manifests = [
         {
             "apiVersion": crds.API_VERSION,
@@ -132,7 +132,7 @@ _HEAD = ("PATH", "SUBSYSTEM", "DEVICE", "POLICY", "DESCRIPTION", "STATE")
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Print the devices; return 1 if a requested one does not exist, or policies are unreadable."""
+    """Print the devices. Return 1 if a requested one does not exist, or policies are unreadable."""
     hostdev = read_hostdev(find_place(options))
     labels = parse_labels(options.labels)
     found = candidates(hostdev, labels=labels, subsystem=options.subsystem)
@@ -163,7 +163,7 @@ def devices(options: argparse.Namespace) -> int:
 def candidates(
     hostdev: HostdevOnNode, *, labels: Mapping[str, str] | None = None, subsystem: str | None = None
 ) -> list[Candidate]:
-    """Find the devices of this node; raise CommandError."""
+    """Find the devices of this node. Raises CommandError."""
     from drakit import DriverError
     from drakit_drivers.hostdev.candidates import find_candidates
     from drakit_drivers.hostdev.policy import policies_of_node

@@ -3,7 +3,7 @@
 
 ``templates/`` contains the files. The form of a project decides its files, words in them, and the
 next steps. This module derives the names in a project from the project's name, and writes the
-files: all or none, and never over an existing file.
+files: all or none, and never overwrites an existing file.
 
 Does not depend on the driver contract, which the tests of the project check.
 """
@@ -41,13 +41,13 @@ MAX_DRIVER = 63
 """The maximum length of a driver's name (API: ``ResourceSliceSpec.driver``)."""
 
 WIDTH = 88
-"""The columns of the output."""
+"""The width of the output in columns."""
 
 PROJECT_VERSION = "0.1.0"
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""The templates of files, by the paths of the files in a project. Some are for all projects, some
-for some forms."""
+"""The templates of files, at the paths of the files in a project. Some are for all projects, others
+for certain forms."""
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"}
@@ -72,7 +72,8 @@ _IMAGE = re.compile(
 
 
 class _Template(string.Template):
-    # `$` has a meaning in Dockerfiles, shells and workflows, and `@` in workflows.
+    # Don't use `$`, which is special in Dockerfiles, shells and workflows, or `@`, which is special
+    # in workflows.
     delimiter = "@@"
 
 
@@ -90,16 +91,16 @@ class Project:
     """The image's repository in the chart's values, without the component: ``…/rack-lamps``."""
 
     package: str
-    """``rack_lamps``."""
+    """The Python package, such as ``rack_lamps``."""
 
     class_name: str
-    """``RackLampsDriver``."""
+    """The driver's class, such as ``RackLampsDriver``."""
 
     prefix: str
     """The prefix of a container's variables: ``RACK_LAMPS``."""
 
     directory: str
-    """The directory of the example's devices on a node."""
+    """The directory on a node that contains the example's devices."""
 
     plugin: str
     """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
@@ -133,7 +134,7 @@ class Form:
     """The text that the command prints last, before the values that a backend needs."""
 
     values: str = "values.yaml, deviceclass.yaml, pod.yaml"
-    """Further files with the mark REPLACE, apart from the tests."""
+    """Further files that contain the mark REPLACE, apart from the tests."""
 
     component: str = ""
     """The suffix that follows the project's name in the name of its image."""
@@ -224,8 +225,7 @@ the node plugin accepts it (drakit-values.yaml has it, too):"""
 
 
 def _backend_entry(project: Project) -> str:
-    """Return the values that a backend needs if it returns the same edits as the project's
-    driver."""
+    """Return the values for a backend that returns the same edits as the project's driver."""
     return (
         f"backends:\n"
         f"  enabled: true\n"
@@ -310,10 +310,11 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         driver=driver,
         image=image,
         package=name.replace("-", "_"),
-        # The suffix makes it differ from all names that the module imports.
+        # With the suffix, it differs from all names that the module imports.
         class_name=f"{camel}Driver",
         prefix=name.replace("-", "_").upper(),
-        # A driver's name contains a dot, so it cannot be a directory that the host already has.
+        # A driver's name contains a dot, so it cannot be the name of a directory that the host
+        # already has.
         directory=f"/var/lib/{driver}",
         plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         entry=name[:MAX_ENTRY].rstrip("-"),
@@ -368,7 +369,7 @@ def _image_problem(image: str) -> str | None:
 
 
 def _release(drakit: str) -> str:
-    """Return the release of a version, also of a development version: 0.1.0 of 0.1.0.dev0."""
+    """Return the release of a version, even of a development version: 0.1.0 for 0.1.0.dev0."""
     numbers = re.match(r"\d+(?:\.\d+)*", drakit)
     found = [int(number) for number in numbers[0].split(".")] if numbers else []
     return ".".join(map(str, [*found, 0, 0, 0][:3]))
@@ -490,7 +491,7 @@ def _in_the_way(folder: Path, names: list[str]) -> list[str]:
         if os.path.lexists(folder / name):
             found.add(name)
         for parent in Path(name).parents:
-            # A link might lead out of the folder.
+            # A symbolic link might lead out of the folder.
             there = folder / parent
             if (
                 parent.name

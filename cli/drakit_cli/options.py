@@ -1,5 +1,5 @@
 """
-The options for a connection, which are those of kubectl, for all commands that need a cluster.
+The connection options of all commands that need a cluster. They are the same as those of kubectl.
 
 Does not depend on sessions: their libraries may be missing when arguments are parsed.
 """

@@ -25,11 +25,11 @@ PYTHON_VERSION = "3.13"
 """The minor release of Python in the images."""
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""The processors of the images, by their names in Kubernetes."""
+"""The processor architectures of the images, keyed by their names in Kubernetes."""
 
 
 def package(options: argparse.Namespace) -> int:
-    """Replace `build/driver` of a folder by its package and the dependencies, and print them."""
+    """Replace `build/driver` in a folder with its package and the dependencies, and print them."""
     folder: Path = options.folder
     if not (folder / "pyproject.toml").is_file():
         raise UsageError(f"{folder} has no pyproject.toml; name the folder of the driver's package")
@@ -73,7 +73,7 @@ def _installed(folder: Path, target: Path, *, machine: str, scratch: Path) -> st
     names: list[str] = []
     for each in distributions(path=[str(target)]):
         if (name := _normalized(each.name)) in pinned:
-            # This copy would hide the image's, also after an update of the image.
+            # This copy would hide the image's copy, even after an update of the image.
             _remove(each, target)
         else:
             names.append(f"{name} {each.version}")
@@ -86,7 +86,8 @@ def _installed(folder: Path, target: Path, *, machine: str, scratch: Path) -> st
 
 
 def wheel_options(machine: str) -> Sequence[str]:
-    """Return pip's options that select wheels for the images' Python, on a processor."""
+    """Return pip's options that select wheels for the images' Python on one processor
+    architecture."""
     # The base of the images has glibc 2.36 or newer.
     # A vendor's own wheels are for linux.
     platforms = ["any", f"linux_{machine}", f"manylinux2014_{machine}"]
@@ -103,8 +104,8 @@ def wheel_options(machine: str) -> Sequence[str]:
 
 
 def foreign_modules(folder: Path, *, machine: str) -> list[Path]:
-    """Return the modules in C below a folder that the images' Python cannot import, because they
-    are for another Python or processor."""
+    """Return the compiled modules in a folder that the images' Python cannot import, because they
+    are for another Python or processor architecture."""
     own = f"cpython-{PYTHON_VERSION.replace('.', '')}-{machine}-"
     return [
         path
@@ -129,7 +130,7 @@ def _normalized(name: str) -> str:
 
 
 def _remove(distribution: Distribution, target: Path) -> None:
-    """Remove the files of a package, and the folders that become empty."""
+    """Remove the files of a package, and all folders that are empty afterwards."""
     for file in distribution.files or ():
         path = target / file
         path.unlink(missing_ok=True)

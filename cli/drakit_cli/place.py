@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def find_place(options: argparse.Namespace) -> NodePluginConfig:
-    """Read the settings; raise :class:`.answers.UsageError`."""
+    """Read the settings. Raises :class:`.answers.UsageError`."""
     from drakit_nodeplugin.config import ConfigError, NodePluginConfig, load_config
 
     given: dict[str, Any] = {
@@ -56,7 +56,7 @@ def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
 
 
 def read_boot(place: NodePluginConfig) -> str | None:
-    """Return the ID of this boot; None if it cannot be read."""
+    """Return the ID of this boot, or None if it cannot be read."""
     try:
         return place.boot_id_file.read_text().strip() or None
     except OSError:
@@ -89,7 +89,7 @@ class Checkpoint:
     inspection: Inspection
     entries: tuple[Entry, ...]
     orphans: tuple[Path, ...]
-    """CDI files of claims that are not in the checkpoint."""
+    """CDI files of claims that are missing in the checkpoint."""
 
 
 def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Checkpoint]:
@@ -111,7 +111,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
 
 
 def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
-    """Read the checkpoint of a driver; raise InspectionError."""
+    """Read the checkpoint of a driver. Raises InspectionError."""
     from drakit_nodeplugin.state.inspection import InspectionError, inspect
 
     path = place.drivers_directory / driver / "checkpoint.db"
@@ -137,7 +137,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
 
 
 def spec_path(place: NodePluginConfig, driver: str, uid: str) -> Path | None:
-    """Return the path of a claim's CDI file; None for a UID that cannot have one."""
+    """Return the path of a claim's CDI file, or None for a UID that cannot be a file name."""
     with suppress(InvalidNameError):
         return place.cdi_directory / transient_file_name(f"{driver}/claim", uid)
     return None

@@ -44,7 +44,7 @@ STOP_SECONDS = 30.0
 running."""
 
 MAX_STOP_SECONDS = 150.0
-"""The longest wait for node plugins. The Job has 300 s."""
+"""The longest wait for node plugins. The deadline of the Job is 300 s."""
 
 POLL_SECONDS = 2.0
 """The pause between two lists of all pods or reports. A large cluster has thousands of them."""
@@ -78,7 +78,7 @@ class Report:
     node: str
     driver: str
     held: int
-    """Claims in the checkpoint."""
+    """The number of claims in the checkpoint."""
 
 
 def remove(options: argparse.Namespace) -> int:
@@ -300,7 +300,8 @@ async def _until(condition: Callable[[], Awaitable[bool]], *, seconds: float) ->
 
 
 async def name_maintenances(session: Session) -> None:
-    """Print the DeviceMaintenances whose devices stay out of service after the release is gone."""
+    """Print the names of the DeviceMaintenances whose devices stay out of service after the release
+    is gone."""
     with suppress(ApiError):  # An error must not prevent the uninstallation.
         listed = await session.list(resource_path(API_VERSION, MAINTENANCES))
         for body in listed.items:

@@ -2,10 +2,10 @@
 The data for a bug report: ``drakit version``, and ``drakit node report`` with this node's data, as
 text or as an archive.
 
-A part that cannot be read does not affect the others. Each part has a size limit. The report
-contains neither opaque parameters, values of environment variables, nor the content of CDI files,
-which have variables. It contains only the names of the settings of vendors' drivers, because
-the settings may contain secrets.
+A part that cannot be read does not affect the others. Each part has a size limit. The report does
+not contain opaque parameters, values of environment variables, or the content of CDI files, which
+contain variables. Of the settings of vendors' drivers, it contains only the names, because the
+values may be secrets.
 
 Does not depend on how other commands collect the parts that they also print.
 """
@@ -49,8 +49,8 @@ _MAX_FILES = 512
 _MAX_MOUNTINFO_BYTES = 4 * 1024 * 1024
 
 _API_SECONDS = 10.0
-"""The time limit for the NodeDeviceReports: a report must not wait for an API server that is
-down."""
+"""The time limit for reading the NodeDeviceReports, because a report must not wait for an API
+server that is down."""
 
 _REDACTED = "(left out)"
 
@@ -92,7 +92,8 @@ def _collected(place: NodePluginConfig, problems: list[str]) -> Iterator[tuple[s
     for name, read in parts.items():
         try:
             yield name, _bounded(read())
-        # A broken part must not prevent the others: it is the reason for the report.
+        # A part that fails must not prevent the others, because it may be the reason for the
+        # report.
         except Exception as error:
             problems.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -162,7 +163,7 @@ def _checkpoints(place: NodePluginConfig) -> str:
     for driver in drivers(place, None):
         try:
             texts.append(as_text(read_checkpoint(place, driver)))
-        except Exception as error:  # a damaged database
+        except Exception as error:  # the database is damaged
             texts.append(f"{driver}: {type(error).__name__}: {error}")
     return "\n\n".join(texts) or "no driver has a checkpoint"
 
@@ -231,8 +232,8 @@ def _udev(place: NodePluginConfig) -> str:
 
 
 def _mounts(place: NodePluginConfig) -> str:
-    """Return the block devices in use. For a pod's volume, return only the number: the names of
-    logical volumes and subPaths can contain names of tenants."""
+    """Return the block devices in use. For a pod's volume, return only the number, because the
+    names of logical volumes and subPaths can contain names of tenants."""
     from drakit_drivers.hostdev.block_usage import parse_mountinfo
 
     config = read_hostdev(place).config

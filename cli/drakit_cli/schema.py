@@ -1,8 +1,8 @@
 """
 ``drakit schema``: prints the schemas of a driver's parameters, as a DeviceDriver.
 
-The command imports the class of a driver in Python, and does not start the driver. A running
-backend reports its schemas. Does not depend on a cluster.
+For a Python driver, the command imports the class, but does not start the driver. For a backend, it
+requests the schemas from the running backend. Does not depend on a cluster.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _of_class(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
             name = load_driver(
                 options.driver,
                 values,
-                node=cast("Node", None),  # only a driver that starts needs it
+                node=cast("Node", None),  # only a driver that is started needs it
                 where="drakit schema",
                 file=str(options.driver_config or "the default configuration"),
             ).name

@@ -3,9 +3,9 @@
 in the current version, applies the policies of a release, and checks the device in a `helm test`.
 
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and because
-`helm --wait` would wait until each policy of a release matches a device. Each object records
-the release that owns it. The command does not change objects that another release or a person owns.
-:mod:`.removal` prepares an uninstallation.
+`helm --wait` would wait until each policy of a release matches a device. Each object records the
+release that owns it. The command does not change objects that belong to another release, or that a
+user created. :mod:`.removal` prepares an uninstallation.
 
 Does not depend on the content of a definition or a policy, because the API server validates both.
 """
@@ -51,7 +51,7 @@ server watches the definitions."""
 POLL_SECONDS = 0.5
 
 PAGE_SIZE = 500
-"""The number of objects in a page of a list."""
+"""The number of objects per page of a list."""
 
 MAX_CONFLICTS = 5
 """The number of conflicting writes to one object after which the command fails."""
@@ -92,14 +92,14 @@ class Owner:
 
 
 def crds(options: argparse.Namespace) -> int:
-    """Install or upgrade the definitions; return the exit code."""
+    """Install or upgrade the definitions. Return the exit code."""
     owner = Owner.parse(options.release)
     definitions = tuple(read_definitions())
     return fetch_checked(options, lambda session: apply_crds(session, owner, definitions))
 
 
 def migrate(options: argparse.Namespace) -> int:
-    """Rewrite all objects in the version in which they are stored now; return the exit code."""
+    """Rewrite all objects in the version in which they are stored now. Return the exit code."""
     names = [each["metadata"]["name"] for each in read_definitions()]
     return fetch_checked(options, lambda session: migrate_objects(session, names))
 
@@ -114,7 +114,7 @@ def policies(options: argparse.Namespace) -> int:
 
 def test(options: argparse.Namespace) -> int:
     """
-    Check that this container has the device of its claim; return the exit code.
+    Check that this container has the device of its claim. Return the exit code.
 
     A container runtime that does not support CDI starts the container without the device.
 
@@ -199,7 +199,7 @@ def _lost_versions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 async def _refusals(session: Session, old: Mapping[str, Any], lost: Sequence[str]) -> list[str]:
-    """Return the reason why a definition cannot be replaced. Return nothing if no objects are
+    """Return the reasons why a definition cannot be replaced. There are none if no objects are
     stored in removed versions."""
     group, plural = old["spec"]["group"], old["spec"]["names"]["plural"]
     name, storage = old["metadata"]["name"], _storage_version(old)
@@ -238,9 +238,9 @@ async def _drop_versions(
     Remove versions without objects from a definition's stored versions.
 
     The API server allows this only while the definition has another storage version. Therefore, the
-    old versions stay for a moment, unserved, without schema and selectable fields: the API server
-    rejects two versions that have only one of them in common. If an object is created in the
-    meantime, restore the old definition.
+    old versions stay for a moment, unserved, and without a schema or selectable fields: the API
+    server rejects two versions that have only one of these in common. If an object is created in
+    the meantime, restore the old definition.
     """
     spec = old["spec"]
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -248,7 +248,7 @@ async def _drop_versions(
         {"name": each, "served": False, "storage": False, "schema": schema} for each in lost
     ]
     both = {**new["spec"], "versions": [*new["spec"]["versions"], *unserved]}
-    # Remove the checksum, by which the chart knows that a definition is complete.
+    # Remove the checksum, which is how the chart recognizes that a definition is complete.
     metadata = {key: value for key, value in new["metadata"].items() if key != "annotations"}
     between = {**new, "metadata": metadata, "spec": both}
     await session.apply(path, between, field_manager=FIELD_MANAGER)
@@ -367,7 +367,7 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
 
 
 async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
-    """List all policies by name. Their kind may have been installed a moment ago."""
+    """List all policies, keyed by name. Their kind may have been installed a moment ago."""
     found = await _retry(
         lambda: session.list(resource_path(*POLICIES)), seconds=SERVED_SECONDS if wait else 0
     )
@@ -377,7 +377,7 @@ async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
 async def _retry(
     ask: Callable[[], Awaitable[ResultT]], *, seconds: float = SERVED_SECONDS
 ) -> ResultT:
-    """Request objects whose kind may not be served yet."""
+    """Send a request that fails while its kind is not served yet. Retry it."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

@@ -55,7 +55,7 @@ async def _with_gates(session: Session, found: Gathered, effect: str) -> Gathere
 
 
 def lacks_helper() -> bool:
-    """Return whether Kubernetes' own compiler is missing, so that a Python library is used."""
+    """Return whether Kubernetes' own compiler is missing, so that a Python library replaces it."""
     return cel.find_helper() is None
 
 
@@ -63,8 +63,8 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
     """
     Add the feature gates of the API server, if selectors depend on them.
 
-    Few selectors do, and the metrics with the gates can have many MiB. Gates that the user is not
-    allowed to read become a gap.
+    Few selectors depend on them, and the metrics that contain the gates can have many MiB. Gates
+    that the user is not allowed to read become a gap.
     """
     groups = (group for each in found.world.slices() for group in each.devices.groups)
     has_lists = (group.kind.unusual for group in groups)
@@ -75,7 +75,7 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
 
 
 def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
-    """Evaluate selectors for all devices. Without an evaluator, the result has a gap."""
+    """Evaluate selectors for all devices. If there is no evaluator, add a gap."""
     wanted = list(dict.fromkeys(expressions))
     if not wanted:
         return
@@ -93,7 +93,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         for expression in wanted:
             try:
                 bring_up_to_date(index, selectors, [expression], slices)
-            except QueryError as error:  # Continue, because other selectors may be evaluated.
+            except QueryError as error:  # other selectors may still be evaluated
                 _not_evaluated(found, str(error))
     except HelperError as error:
         _not_evaluated(found, str(error))
@@ -106,9 +106,9 @@ async def open_allocator(
     session: Session, found: Gathered, *, needed: bool = True
 ) -> AsyncGenerator[Callable[[Query], Verdict]]:
     """
-    Yield a function that sends questions to Kubernetes' allocator of the cluster's release.
+    Yield a function that sends queries to Kubernetes' allocator in the release of the cluster.
 
-    :param needed: whether a claim waits, so that the allocator needs its feature gates.
+    :param needed: whether a claim is waiting, so that the allocator needs the feature gates.
     """
     allocator = Allocator()
     if needed and await asyncio.to_thread(find_release, f"1.{found.world.minor}"):

@@ -53,8 +53,8 @@ _HELPER_FIX = (
 )
 
 VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
-"""The resources that the doctor reads, apart from paths of the API server, and that the chart's
-ClusterRole for viewers does not include. A test compares them."""
+"""The resources that the doctor reads, but that the chart's ClusterRole for viewers does not
+include. Paths of the API server are not listed. A test compares them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +201,7 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
 
 
 def _stopped_fix(row: PoolRow, found: Gathered, log: str) -> str:
-    """Return the remedy for a stopped driver, with the reason in the report of its node."""
+    """Return the remedy for a stopped driver, with the reason from the report of its node."""
     fix = f"{log} on node {row.node}"
     reasons = (
         each.stopped
@@ -269,7 +269,8 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
         for what, fix in dict.fromkeys(
             (each.sentence, each.advice) for each in missing_classes(of, world)
         ):
-            # A template may be unused. `explain` shows the pods that wait for its claims.
+            # A template may be unused, so don't report a problem. `explain` shows the pods that
+            # wait for its claims.
             yield Finding(
                 object=subject, what=what, fix=fix, problem=not isinstance(of, TemplateFacts)
             )
@@ -339,8 +340,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
 
 
 def _around_policies(found: Gathered) -> Iterator[Finding]:
-    """Find classes that let all namespaces claim devices that a policy allows for some namespaces
-    only."""
+    """Find classes that let all namespaces claim devices, although the policy of the devices allows
+    only some namespaces."""
     world, policies = found.world, found.world.of(PolicyFacts).values()
     restricted = {each.name: each.class_name for each in policies if each.restricted}
     if not restricted or found.lacks(CLASSES, SLICES):
@@ -360,7 +361,7 @@ def _around_policies(found: Gathered) -> Iterator[Finding]:
                 matches = world.selected(request, of).matches
                 counts.update({each: (matches & mask).bit_count() for each, mask in masks.items()})
         except NotEvaluatedError:
-            continue  # The check of the class reports the error.
+            continue  # the check of the class reports the error
         for policy, its_class in sorted(restricted.items()):
             if counts[policy] and its_class != name:
                 yield note(
@@ -415,8 +416,8 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     forbidden = {gap.kind for gap in gaps if gap.forbidden and not gap.kind.startswith("/")}
     of_viewer = forbidden - VIEWER_LACKS
     if len(of_viewer) == 1:
-        # The viewer's role also allows reading pods, Events and quotas in all namespaces. A role
-        # for one kind allows less.
+        # The viewer's role also allows reading pods, Events and quotas in all namespaces, so a role
+        # for a single kind is preferable.
         viewer = ""
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"
@@ -440,7 +441,7 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
 
 
 def _grant(name: str, role: str) -> str:
-    """Return the command that lets a user read something in all namespaces."""
+    """Return the command that allows a user to read something in all namespaces."""
     role_name = f"drakit-user-{name}"
     return (
         f"ask an administrator: kubectl create clusterrole {role_name} {role} && kubectl create "

@@ -139,7 +139,7 @@ def _drivers(options: argparse.Namespace, output: Output) -> int:
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:
-    # A pod of any namespace can use a device.
+    # A pod in any namespace can use a device.
     everywhere = options.all_namespaces or options.device is not None
 
     async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
@@ -194,7 +194,7 @@ def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
         "namespace": claim.namespace,
         "name": claim.name,
         "state": state,
-        # The node is empty if several nodes can use the claim, or if the claim is not allocated.
+        # The node is empty if several nodes can use the claim, or if it is not allocated.
         "node": node_of_claim(claim) or "",
         "devices": ["/".join(each) for each in allocated],
         "pods": sorted(claim.reserved_for),
@@ -207,7 +207,7 @@ def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
 
 
 def _claim_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a claim. Each share is next to its device."""
+    """Return the columns of a claim. Each share is listed next to its device."""
     shares = {
         device: ", ".join(f"{name} {amount}" for name, amount in share.items())
         for device, share in row["consumed"].items()
@@ -277,7 +277,7 @@ def _version(options: argparse.Namespace, output: Output) -> int:
     problem: CommandError | None = None
     try:
         found = found if options.client else all_versions(found, *fetch(options, ask))
-    # Print the versions on this machine, because they help to find the cause.
+    # Print the versions on this machine anyway, because they help to find the cause.
     except CommandError as error:
         problem = error
     output.write("Version", found)

@@ -28,11 +28,11 @@ SECONDS = 2.0
 """The time limit for names in the cluster."""
 
 MAX_NAMES = 200
-"""The maximum number of names. More names do not help, and take time."""
+"""The maximum number of names. A longer list does not help, and takes longer."""
 
 FILES, NO_SPACE, WORDS = ":0", ":6", ":4"
-"""The directives (cobra's ShellCompDirective): complete file names; add no space after a word, and
-no file names; no file names."""
+"""The directives (cobra's ShellCompDirective): the default, which completes file names; NoSpace
+with NoFileComp; NoFileComp."""
 
 _FILES = ("kubeconfig", "filename", "certificate_authority")
 _OF_KUBECONFIG = {"context": "contexts", "cluster": "clusters", "user": "users"}
@@ -123,7 +123,7 @@ _NAMESPACE = ObjectKind("Namespace", namespaced=False)
 
 
 def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
-    """List names in the cluster. Return none if that fails, or takes too long."""
+    """List names in the cluster. The result is empty if that fails, or takes too long."""
     from drakit_cli.connection import namespace_of, open_session
     from drakit_daemon.kube import resource_path
 
@@ -137,7 +137,7 @@ def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
 
     try:
         return asyncio.run(read())
-    except Exception:  # No error may disturb the user.
+    except Exception:  # Never disturb the user with an error.
         return []
 
 

@@ -3,7 +3,8 @@ The feature gates of kubelets, schedulers and controller managers.
 
 A kubelet exports its gates as metrics, which the API server proxies for users with `get` on
 `nodes/proxy`. The metrics of the other components have their own authentication. If these
-components are pods, their gates are read from the pods' flags. Otherwise, they are not checked.
+components are pods, their gates are read from the pods' flags. Otherwise, the gates are not
+checked.
 
 Does not depend on findings.
 """
@@ -25,7 +26,7 @@ CONTROLLERS = "kube-controller-manager"
 KUBELET = "kubelet"
 
 MAX_KUBELETS = 50
-"""The number of kubelets that are checked. The kubelets of a cluster normally have the same
+"""The maximum number of kubelets that are checked. The kubelets of a cluster normally have the same
 flags."""
 
 _AT_ONCE = 8
@@ -65,18 +66,18 @@ GATES: Mapping[str, Gate] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """A process of Kubernetes, and those of its gates that are known."""
+    """A component of Kubernetes, with those of its gates that are known."""
 
     kind: str
     name: str
-    """The node of a kubelet, or the pod of another component."""
+    """The name of a kubelet's node, or of another component's pod."""
 
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Components:
-    """The components whose gates were read, and messages about the others."""
+    """The components whose gates were read, and messages about the other components."""
 
     checked: tuple[Component, ...] = ()
     unchecked: tuple[str, ...] = ()

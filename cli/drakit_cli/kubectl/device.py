@@ -1,6 +1,6 @@
 """
-``kubectl drakit devices NAME`` for one device: its attributes and state, who added its taints, and
-who uses it.
+``kubectl drakit devices NAME`` for one device: its attributes and state, the authors of its taints,
+and its users.
 
 Does not depend on sessions.
 """
@@ -96,7 +96,7 @@ class Device:
 
 
 def users(device: DeviceID, found: Gathered) -> list[ClaimFacts]:
-    """Return the claims to which a device is allocated, those with admin access included."""
+    """Return the claims to which a device is allocated, including claims with admin access."""
     claims = found.world.of(ClaimFacts).values()
     using = [each for each in claims if any(one.device == device for one in each.results)]
     return sorted(using, key=named)
@@ -120,7 +120,7 @@ def describe(pool: PoolRow, row: DeviceRow, published: Object | None, found: Gat
     identity = DeviceID(*pool.identity, row.name)
     entries = children(published or {}, "spec", "devices")
     entry = next((each for each in entries if text(each, "name") == row.name), child({}))
-    entry = child(entry, "basic") or entry  # v1beta1
+    entry = child(entry, "basic") or entry  # v1beta1 has this field
     return Device(
         pool=pool,
         row=row,

@@ -6,8 +6,9 @@ A device has exactly one state (:mod:`drakit_explain.counts`). The numbers of a 
 number of its devices. They equal the node plugin's metric ``drakit_devices``, except for
 DeviceTaintRules, which a node does not read.
 
-Pools are gathered per node, as in the scheduler: slices that name a node form a pool with the other
-slices of this node. All other slices of a pool form one pool. Does not depend on sessions.
+As in the scheduler, pools are gathered per node: the slices that name a node form one pool with the
+other slices for this node. All other slices of a pool form another pool. Does not depend on
+sessions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Left(NamedTuple):
 
     name: str
     amount: int
-    """In billionths, like `total`."""
+    """The amount in billionths, like `total`."""
 
     total: int
 
@@ -54,7 +55,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRow:
-    """One device."""
+    """A device."""
 
     name: str
     claims: tuple[ClaimFacts, ...]
@@ -88,7 +89,7 @@ class PoolRow:
     """The reason why no device can be allocated from the pool."""
 
     vanished: bool = False
-    """Whether the node that the slices name does not exist."""
+    """Whether the slices name a node that does not exist."""
 
     devices: tuple[DeviceRow, ...]
     """Devices that are published or held."""
@@ -116,13 +117,13 @@ class PoolRow:
         return self.problem or "ready"
 
     def holders(self) -> list[ClaimFacts]:
-        """Return the claims that hold devices, each once."""
+        """Return the claims that hold devices, without duplicates."""
         found = {claim.uid: claim for each in self.devices for claim in each.claims}
         return sorted(found.values(), key=lambda claim: (claim.namespace, claim.name))
 
 
 UNREACHABLE = "unreachable"
-"""The state of a pool whose slices are for no node of the cluster."""
+"""The state of a pool whose slices do not select any node of the cluster."""
 
 
 def pool_rows(found: Gathered) -> list[PoolRow]:
@@ -147,7 +148,7 @@ def _has_node(of: SliceFacts, world: World) -> bool:
 
 
 def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
-    """Add the devices that claims hold, and that no slice publishes any more."""
+    """Add the devices that claims hold, but that no slice publishes any longer."""
     published = {DeviceID(*row.identity, each.name) for row in rows for each in row.devices}
     gone: dict[DeviceID, list[ClaimFacts]] = {}
     for claim in world.of(ClaimFacts).values():
@@ -163,7 +164,7 @@ def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
             identity=device.of_pool, node=node, problem="not published", devices=()
         )
         row = DeviceRow(name=device.device, claims=tuple(claims), state="gone")
-        # Include the devices that were added before.
+        # Include the devices that were added in earlier iterations.
         old = where.get((old.identity, old.node), old)
         where[old.identity, old.node] = replace(old, devices=(*old.devices, row))
     return [row for _, row in sorted(where.items())]
@@ -222,7 +223,7 @@ def _device(
     name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
     holder = world.holder(name)
-    # A share can be older than a policy that does not allow shares.
+    # A share can be older than a change of the policy that disallows shares.
     claims = (*((holder,) if holder is not None else ()), *sorted(world.sharers(name), key=named))
     detail = ""
     if state == "allocated" and holder is None:
@@ -248,7 +249,7 @@ def _left(name: DeviceID, device: DeviceFacts, world: World) -> tuple[Left, ...]
 
 
 def _where(each: SliceFacts, world: World) -> str:
-    """Return the node of a slice's pool, or a word for the other nodes that it is for."""
+    """Return the node of a slice's pool, or a word that describes which other nodes it is for."""
     places = [one.place for one in world.slices_of_pool(each.of_pool)]
     if all(place is not None and place.node for place in places) and each.place is not None:
         return each.place.node
@@ -258,8 +259,8 @@ def _where(each: SliceFacts, world: World) -> str:
 
 
 def _states(world: World) -> dict[tuple[PoolID, str], NodePool]:
-    """Return the pools that the scheduler finds: by pool and node, and by pool if any node finds
-    it."""
+    """Return the pools that the scheduler finds, keyed by pool and node, and by pool and an empty
+    name if any node finds the pool."""
     states: dict[tuple[PoolID, str], NodePool] = {}
     for name, view in world.views().items():
         for pool in world.pools_of_node(view):
@@ -281,7 +282,7 @@ _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO"
 
 def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
     """
-    Return the pools with a name, or the devices with it, and whether the rows are for devices.
+    Return the pools or devices with a name, and whether the rows are for devices.
 
     :param name: a driver, a pool, ``driver/pool``, a device, ``pool/device``, or
         ``driver/pool/device``. None for all pools.
@@ -313,7 +314,7 @@ def body(rows: Iterable[PoolRow], found: Gathered) -> dict[str, Any]:
 
 
 def fails(rows: Iterable[PoolRow], states: Collection[str]) -> bool:
-    """Return whether a pool has a problem, or devices are in one of these states."""
+    """Return whether a pool has a problem, or a device is in one of these states."""
     return any(
         ("problem" in states and each.problem) or any(each.numbers.get(one) for one in states)
         for each in rows
@@ -358,7 +359,7 @@ def words_of_state(device: DeviceRow) -> str:
 
 
 def pods_cell(users: Iterable[str]) -> str:
-    """Return the users of a claim. Pods are shown by their names."""
+    """Return the users of a claim. Pods are shown as their names."""
     return ", ".join(each.removeprefix("pod ") for each in users)
 
 

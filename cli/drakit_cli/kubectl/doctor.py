@@ -2,7 +2,7 @@
 ``kubectl drakit doctor``: findings about a cluster, each with a remedy.
 
 A *problem* prevents pods from getting devices, or a release from working. A *note* describes a
-state that may be intended. Only problems make the exit code 1.
+state that may be intended. Only problems cause the exit code 1.
 
 The doctor checks only what the API shows. The API does not show which drivers a kubelet has
 registered, except in the readiness and the reports of drakit's node plugin. Does not depend on
@@ -185,7 +185,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     """Run all checks."""
     found, releases = examined.found, examined.releases
     rows = pool_rows(found)
-    # If a release does not run, that is the reason why its pools are missing.
+    # If a release is not running, that explains why its pools are missing.
     findings = check_releases(releases, found, rows, examined.denied)
     findings += check_cluster(found, rows)
     findings += check_components(examined.components, found)
@@ -201,7 +201,7 @@ def diagnose(examined: Examined) -> Diagnosis:
 
 
 def _lacking(lacking: Sequence[Lacking], viewer: str) -> Iterator[Finding]:
-    """Report the permissions that the user lacks, and that the other commands need."""
+    """Report the permissions that the user lacks, but that the other commands need."""
     if lacking:
         names = [f"{each.permission} ({each.command})" for each in lacking]
         yield note(
@@ -235,7 +235,7 @@ def _nodes(rows: Iterable[PoolRow], releases: Releases, found: Gathered) -> Iter
         for pod in release.pods:
             for driver in release.values.claimed:
                 key = (pod.node, driver)
-                # The driver for device plugins is registered when the first device plugin is.
+                # The driver for device plugins is registered only when the first device plugin is.
                 if driver in release.values.drivers or key in published:
                     ready[key] = ready.get(key, False) or pod.ready
     words = {True: "yes", False: "no", None: "unknown"}

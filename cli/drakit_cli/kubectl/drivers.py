@@ -2,7 +2,7 @@
 ``kubectl drakit drivers``: each driver with its nodes, pools, devices and problems.
 
 The command computes them from the objects that the user is allowed to list. It does not need the
-operator, which only adds the times of problems. Does not depend on sessions.
+operator, which only adds the start times of problems. Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HEAD = (
 )
 
 SHOWN = 3
-"""The number of problems of a driver in the list of all drivers. For a named driver, all are
-shown."""
+"""The maximum number of a driver's problems in the list of all drivers. For a named driver, all
+problems are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Drivers:
         return self.found.world.of(DriverFacts).get(Name("", row.name))
 
     def _since(self, row: DriverState) -> str:
-        """Return the time since when the operator reports a problem."""
+        """Return the time since which the operator has reported a problem."""
         facts = self._facts(row)
         conditions = children(facts.status, "conditions") if facts is not None else ()
         for each in conditions if row.problems else ():

@@ -47,7 +47,7 @@ Ask = Callable[[Query], AllocatorVerdict]
 """Sends a query to Kubernetes' allocator."""
 
 FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
-"""The verdicts for pods that may have no problem."""
+"""The verdicts for pods without a known problem."""
 
 UNDECIDED_CODE = 4
 """The exit code if the result is undecided."""
@@ -86,18 +86,18 @@ class Report:
     verdict: Verdict
     sentences: tuple[str, ...]
     gated: bool = False
-    """Whether scheduling gates hold the pod."""
+    """Whether scheduling gates block the pod."""
 
     remedy: str = ""
-    """Changes each of which is sufficient, as the allocator has confirmed."""
+    """Changes, each of which is sufficient according to the allocator."""
 
     codes: tuple[str, ...] = ()
     causes: tuple[Cause | None, ...] = ()
-    """The cause of each reason, by which other pods' reasons are grouped."""
+    """The cause of each reason. Reasons of other pods with the same cause are grouped."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
-    """The nodes that the pod cannot use, by reason."""
+    """The nodes that the pod cannot use, keyed by reason."""
 
     fits_on: str = ""
     scheduler: str = ""
@@ -128,7 +128,7 @@ class Report:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is pending any more."""
+        """Whether nothing is pending."""
         return not self.exit_code and self.verdict is not Verdict.STARTING and not self.gated
 
     def body(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Report:
     def show(self, output: Output) -> None:
         """Print the explanation."""
         for sentence in self.lines:
-            # The last sentence may be a quoted message with a full stop.
+            # The last sentence may be a quoted message that ends with a period.
             sentence = sentence.removesuffix(".")
             output.line(f"{sentence[0].upper()}{sentence[1:]}.", color=COLORS[self.verdict])
         for claim in self.claims:
@@ -193,7 +193,7 @@ class Reports:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is pending any more."""
+        """Whether nothing is pending."""
         return all(each.is_done for each in self.reports)
 
     def body(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting(Reports):
-    """The explanations of pods that wait, and the facts that are unknown."""
+    """The explanations of waiting pods, and the facts that are unknown."""
 
     gaps: tuple[str, ...] = ()
     where: str
@@ -232,7 +232,7 @@ class Waiting(Reports):
 
 
 def worst_code(reports: Iterable[Report]) -> int:
-    """Return 1 if a result is a problem. Otherwise, return 4 if one is undecided, or 0."""
+    """Return 1 if there is a problem, otherwise 4 if a result is undecided, otherwise 0."""
     codes = {each.exit_code for each in reports}
     return 1 if 1 in codes else UNDECIDED_CODE if UNDECIDED_CODE in codes else 0
 
@@ -245,8 +245,8 @@ def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of the pods selects, or that can end the
-    search."""
+    """Return the nodes with a device that a request of the pods selects, or that can end the search
+    for devices."""
     waiting = [one for pod in pods if (one := searching(pod, found.world)) is not None]
     if not waiting:
         return set()
@@ -288,7 +288,7 @@ def explain_pods(
     pods: Sequence[SeenPod], found: Gathered, *, ask: Ask, brief: bool = False
 ) -> list[Report]:
     """
-    Explain why each pod waits, does not start on its node, or still exists after its deletion.
+    Explain why each pod is waiting, does not start on its node, or still exists after its deletion.
 
     :param brief: omit remedies, which take longer than the rest, and the nodes that each pod cannot
         use.
@@ -307,7 +307,7 @@ def explain_pods(
 
 
 def explain_claim(claim: ClaimFacts, found: Gathered, *, ask: Ask) -> Report:
-    """Explain a claim: its state, or whether it could be allocated for a pod without other
+    """Explain a claim: its state, or whether it could be allocated for a pod that has no other
     rules."""
     subject = f"claim {claim.namespace}/{claim.name}"
     pod = user_of(claim)
@@ -327,7 +327,7 @@ def explain_claim(claim: ClaimFacts, found: Gathered, *, ask: Ask) -> Report:
 
 
 def user_of(of: ClaimFacts | TemplateFacts) -> PodFacts:
-    """Return a pod with a claim, or with a claim from a template, and without other rules."""
+    """Return a pod with only this claim, or a claim from this template, and without other rules."""
     by_name = of.name if isinstance(of, ClaimFacts) else None
     template = None if by_name else of.name
     claim = PodClaim(name=of.name, claim=by_name, template=template)
@@ -368,18 +368,18 @@ def _claim_state(claim: ClaimFacts, subject: str, found: Gathered) -> tuple[str,
 
 
 def wanted(request: Request) -> str:
-    """Return how many devices a request asks for."""
+    """Return the number of devices that a request asks for, as a phrase."""
     return "all" if request.every else str(request.count)
 
 
 MAX_HOLDERS = 100
-"""The maximum number of holders in a list for a request. In a large cluster, every claim may hold a
-device."""
+"""The maximum number of holders that are listed for a request. In a large cluster, every claim may
+hold a device."""
 
 
 def holders(found: Availability) -> tuple[list[str], int]:
-    """Return the names of claims that hold devices, hardware or shares of a request, and the number
-    of all of them."""
+    """Return the names of claims that hold devices, hardware or shares of a request, and the total
+    number of such claims."""
     claims = claims_holding(found)
     named = [
         f"claim {each.namespace}/{each.name} ({', '.join(each.users) or 'no pod'})"
@@ -429,7 +429,7 @@ def make_report(
     if verdict is Verdict.UNDECIDED:
         reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
-        # Any remedy might fail because of a fact that the user cannot see.
+        # Any remedy might fail because of a fact that the user is not allowed to see.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
     if kind != "Pod":
@@ -453,7 +453,7 @@ def make_report(
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         causes=tuple(each.cause for each in reasons),
-        # Without slices, all counts are zero, and have no meaning.
+        # Without slices, all counts are zero and meaningless.
         claims=() if found.lacks_all(SLICES) else explanation.claims,
         nodes=_grouped(explanation.nodes),
         fits_on=explanation.fits_on,
@@ -471,7 +471,8 @@ def _of_autoscaler(pod: PodFacts, found: Gathered) -> Iterator[str]:
 def _narrowed(
     explanation: Explanation, reasons: Sequence[Reason], found: Gathered, pod: PodFacts
 ) -> Verdict:
-    """Return the verdict, or "undecided" if it depends on facts that the user cannot see."""
+    """Return the verdict, or "undecided" if it depends on facts that the user is not allowed to
+    see."""
     verdict = explanation.verdict
     if explanation.reasons and not reasons:
         return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
@@ -487,14 +488,14 @@ def _narrowed(
 
 
 def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
-    """Return whether only a node with unknown rules or free resources keeps the pod from a node
-    that fits."""
+    """Return whether the pod fits on a node, although unknown rules or free resources of the nodes
+    might prevent that."""
     known = is_given_up(pod) or Code.SEARCH_FAILED in {each.code for each in explanation.reasons}
     return bool(explanation.fits_on) and not known and found.lacks(NODES, PODS)
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:
-    """Describe the rules that decide where a pod runs, and that drakit does not evaluate."""
+    """Describe the rules that affect where a pod runs, but that drakit does not evaluate."""
     found: list[str] = []
     if pod.scheduler:
         found.append(
@@ -576,8 +577,8 @@ def _bugs(pod: PodFacts, found: Gathered, matches: Callable[[Bug], bool]) -> Ite
 
 
 def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
-    """Return a message if the scheduler does not allocate devices for an extended resource of a
-    class."""
+    """Return a message if the scheduler does not allocate devices for an extended resource that a
+    class provides."""
     of_classes = {each.origin for each in explanation.claims}
     for resource in {each.resource for each in pod.extended}:
         if f"Insufficient {resource}" in counts and f'extended resource "{resource}"' in of_classes:
@@ -625,7 +626,8 @@ def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
 
 
 def _counts_of_scheduler(message: str) -> str:
-    """Return the part of the scheduler's message that counts nodes by reason."""
+    """Return the part of the scheduler's message that contains the number of nodes for each
+    reason."""
     counts = message.partition(" nodes are available: ")[2]
     return counts.partition(". ")[0].rstrip(".")
 
@@ -640,7 +642,7 @@ def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]
 
 
 def counts(report: RequestReport) -> dict[str, int]:
-    """Return the counts of a request, by the columns of the table."""
+    """Return the counts of a request, keyed by the columns of the table."""
     found, analysis = report.found, report.analysis
     return {
         "published": analysis.published,
@@ -701,7 +703,7 @@ def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
 
 def _cut(texts: Sequence[str], *, wide: bool, number: int = 0) -> list[str]:
     """Return the first strings, and the number of omitted ones. `number` is the length of the
-    complete list if `texts` does not contain all of it."""
+    complete list, if `texts` is only a part of it."""
     most = len(texts) if wide else 3
     rest = max(len(texts), number) - most
     more = "" if wide else " (-o wide)"

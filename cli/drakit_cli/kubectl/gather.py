@@ -1,9 +1,9 @@
 """
 The facts of a cluster, listed with the permissions of the user.
 
-If the user is not allowed to list a kind, the result is limited: a :class:`Gap` names what is not
-checked. The same applies to an object that cannot be read. Does not depend on what is computed from
-the facts.
+If the user is not allowed to list a kind, the result is limited: a :class:`Gap` describes which
+checks are missing. The same applies to an object that cannot be read. Does not depend on what is
+computed from the facts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from drakit_explain.world import Fact, World
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 PAGE_SIZE = 2_000
-"""The number of objects in a page of a list. With kubectl's 500, the API server takes more than
+"""The number of objects per page of a list. With kubectl's 500, the API server takes more than
 twice as long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
-"""The maximum size of a page: a command keeps few pages at the same time, and ends soon. A page of
-full slices is larger, and is requested again with fewer objects."""
+"""The maximum size of a page, because a command keeps few pages in memory at the same time, and
+soon ends. A page of full slices is larger, and is requested again with fewer objects."""
 
 
 Item = TypeVar("Item")
@@ -101,9 +101,10 @@ def gap_of(
     where: str = "",
 ) -> Gap:
     """
-    Return the gap that an error of the API server leaves.
+    Return the gap that an error of the API server causes.
 
-    :param denied: the action that the user is not allowed to do, for an error about permissions.
+    :param denied: the action that the user is not allowed to perform, for an error about
+        permissions.
     :param failed: the beginning of the message for any other error.
     """
     forbidden = isinstance(error, ForbiddenError)
@@ -112,7 +113,7 @@ def gap_of(
 
 
 def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
-    """Return a gap for data that the API server reports about itself."""
+    """Return a gap for data about the API server itself, such as its version."""
     what = f"{what} of the API server"
     denied, failed = f"read {what} ({path})", f"{what} cannot be read"
     return gap_of(error, path, denied=denied, failed=failed, effect=effect)
@@ -148,7 +149,8 @@ class Gathered:
 
     @property
     def gates_of_devices(self) -> dict[str, bool]:
-        """The feature gates that concern devices. Empty if the user is not allowed to read them."""
+        """The feature gates that concern devices. Empty if the user is not allowed to read the
+        gates."""
         enabled = self.enabled or {}
         return {name: enabled[name] for name in sorted(enabled) if name.startswith(PREFIXES)}
 
@@ -158,7 +160,7 @@ class Gathered:
 
     def lacks_all(self, kind: Kind) -> bool:
         """Return whether all objects of a kind are unknown, because the user is not allowed to list
-        any."""
+        any of them."""
         return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
 
 
@@ -206,7 +208,7 @@ async def gather(
     chosen = list(kinds)
     named = names or {}
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
-    # Use a fixed order: a watched result must not depend on the order of responses.
+    # Use a fixed order, because a watched result must not depend on the order of the responses.
     order = {kind.plural: number for number, kind in enumerate(chosen)}
     reader.found.gaps.sort(key=lambda gap: (order.get(gap.kind, 0), gap.where))
     needed = [kind for kind in chosen if kind is not RULES and not kind.is_ours]
@@ -321,7 +323,7 @@ class _Reader:
         self._keep(self._unread(kind, skipped.metadata) for skipped in listing.skipped)
 
     async def _rules(self) -> None:
-        """List DeviceTaintRules in the first served version that has them."""
+        """List DeviceTaintRules in the first served version that contains them."""
         known = [each for each in RULE_VERSIONS if each in self.found.served]
         try:
             version = await version_of(self._session, GROUP, RULES.plural, known)
@@ -395,7 +397,7 @@ class _Reader:
 
 
 def sentence_of(error: ApiError) -> str:
-    """Return the meaning of an API server's error for a user."""
+    """Return a user's explanation of an error of the API server."""
     if isinstance(error, ForbiddenError):
         return error.message
     return str(error)

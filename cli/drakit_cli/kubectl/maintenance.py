@@ -3,8 +3,8 @@
 DeviceMaintenance.
 
 The preview uses :mod:`drakit_explain.maintenance`, as the operator does. It also asks the allocator
-where the evicted pods fit afterwards: with the taints, without the claims of these pods, and one
-pod after the other.
+where the evicted pods would fit afterwards: one pod at a time, with the taints, and without the
+claims of these pods.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Preview:
 
     blockers: Sequence[Mapping[str, Any]]
     """The claims and pods that hold the devices, as in the status, with ``budgets``, ``afterwards``
-    and ``blocked``. A blocked one does not end by itself."""
+    and ``blocked``. A blocker that is ``blocked`` does not end by itself."""
 
     gaps: Sequence[Gap]
 
@@ -199,7 +199,7 @@ async def _read_pods(
         pods[pod.uid] = see_pod(body)
         of_pod = _budgets(body, budgets[where])
         entry["budgets"] = list(of_pod)
-        # The API server does not evict a pod that has several budgets.
+        # The API server does not evict a pod that has several PodDisruptionBudgets.
         entry["blocked"] = not all(of_pod.values()) or len(of_pod) > 1
     return list(pods.values())
 
@@ -221,7 +221,7 @@ def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
 async def _afterwards(
     session: Session, pods: Sequence[SeenPod], found: Gathered
 ) -> Mapping[str, str]:
-    """Return the fate of pods after their eviction, keyed by UID."""
+    """Return a sentence about what happens to each pod after its eviction, keyed by UID."""
     found = await with_room(session, found, [each.facts for each in pods])
     world, evicted = found.world, {each.facts.uid for each in pods}
     for pod in pods:
@@ -238,7 +238,7 @@ async def _afterwards(
 
 
 def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
-    """Return whether an equal pod would fit. If it fits, it takes its devices from the next pod."""
+    """Return whether an equal pod would fit. If so, the next pods cannot use its devices."""
     if not pod.owner_uid:
         return "no controller creates it again"
     again = replace(
@@ -397,7 +397,7 @@ def uncordon(options: argparse.Namespace, output: Output) -> int:
                 f"no DeviceMaintenance is named {options.name}, or has a device of this name: list "
                 "them with 'kubectl get devicemaintenances'"
             )
-        for each in found:  # Check all of them before deleting any.
+        for each in found:  # Check all of them before any is deleted.
             if len(each.devices) > 1 and each.name != options.name:
                 raise CommandError(
                     f"DeviceMaintenance {each.name} has {len(each.devices)} devices: end it for "

@@ -2,9 +2,9 @@
 The objects of a manifest, and the pods and claims that controllers would create for them.
 
 Each object is created in a dry run, so that the API server applies defaults and admission, and
-reports misspelled fields and exceeded quotas. If the API server is not available for this, this
-module adds the defaults that matter for devices. Kinds without influence on devices are ignored.
-Does not depend on what is explained about a pod.
+reports misspelled fields and exceeded quotas. If the API server cannot be used for this, the module
+itself adds the defaults that matter for devices. Kinds that do not affect devices are ignored. Does
+not depend on what is explained about a pod.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _EXPLAINED = (POD, *_WORKLOADS, CLAIM, TEMPLATE)
 _KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
 
 _LOOKED_UP = ("Namespace", "ServiceAccount", "PriorityClass", "RuntimeClass")
-"""The API server rejects a pod that names a missing object of these kinds."""
+"""If a pod names a missing object of one of these kinds, the API server rejects the pod."""
 
 MAX_NAME = 58
-"""The number of characters of a workload's name that its pods' names contain. Controllers shorten
-it, too."""
+"""The maximum number of characters of a workload's name in its pods' names. Controllers truncate
+longer names in the same way."""
 
 _FIELD_MANAGER = "kubectl-drakit"
 
@@ -74,14 +74,14 @@ class Document:
     name: str
     body: dict[str, Any]
     old: Object | None = None
-    """The object of this name in the cluster."""
+    """The object with this name in the cluster."""
 
     refusal: str = ""
     """The reason why the API server rejects the object."""
 
     @property
     def title(self) -> str:
-        """The kind and the name, for sentences."""
+        """The kind and the name, as used in sentences."""
         return f"{self.kind.word} {'/'.join(filter(None, (self.namespace, self.name)))}"
 
     @property
@@ -128,7 +128,7 @@ class Manifest:
 
     refused: list[Document] = field(default_factory=list[Document])
     unchecked: list[str] = field(default_factory=list[str])
-    """The kinds that the API server did not check, and the reasons."""
+    """The kinds that the API server did not check, with the reasons."""
 
 
 # ---------------------------------------------------------------- documents
@@ -153,7 +153,7 @@ def read_documents(content: str, namespace: str) -> tuple[list[Document], set[st
     :raises UsageError: the manifest is malformed, or has no pod.
     """
     try:
-        # JSON has only the types that an API server accepts.
+        # Convert all values to the types that an API server accepts.
         bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
     except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
         raise UsageError(f"the manifest is not YAML: {error}") from None
@@ -233,13 +233,13 @@ class _Completion:
     def __init__(self, session: Session, names: Collection[str]) -> None:
         self.manifest = Manifest()
         self.users: list[PlannedPod] = []
-        """Return a pod without other rules for each claim and template."""
+        """A pod for each claim and template, without other rules."""
 
         self._session = session
         self._names = names
 
     async def add(self, document: Document) -> None:
-        """Check an object, and read it."""
+        """Check and read an object."""
         checked = await self._check(document)
         if checked.refusal:
             self.manifest.refused.append(checked)
@@ -341,7 +341,8 @@ class _Completion:
         elif error.is_refusal and not (
             "does not support dry run" in why
             or isinstance(error, AlreadyExistsError)
-            # The object needs another object of the manifest, which the cluster does not have.
+            # The error may be about another object in the manifest, which the cluster does not
+            # contain yet.
             or any(f'"{each}" not found' in why for each in self._names)
             or any(f"name {each} was found" in why for each in self._names)
         ):

@@ -1,8 +1,8 @@
 """
 The problems of a template, class, node or slice.
 
-Templates and classes are explained as for a pod that has such a claim, and no other rules. Nodes
-and slices have the problems of their pools. A node also has the problems that its node plugin
+Templates and classes are explained for an imaginary pod that has such a claim, and no other rules.
+Nodes and slices have the problems of their pools. A node also has the problems that its node plugin
 reports. Does not depend on sessions.
 """
 
@@ -38,11 +38,13 @@ from drakit_explain.templates import class_problems, template_problems
 # ---------------------------------------------------------------- templates and classes
 
 _OF_CLASS, _REQUEST = "a-device", "device"
-"""The template with one device of a class, and its request. They do not exist in the cluster."""
+"""The names of a template for one device of a class, and of its request. They do not exist in the
+cluster."""
 
 
 def explain_template(template: TemplateFacts, found: Gathered, *, ask: Ask) -> Report:
-    """Explain whether claims of a template can be allocated at all, and now."""
+    """Explain whether claims of a template can be allocated at all, and whether they can be
+    allocated now."""
     subject = f"claims of {TEMPLATE.kind} {template.namespace}/{template.name}"
     return _explain_source(template, found, subject, template, ask)
 
@@ -51,7 +53,8 @@ def explain_class(
     device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, ask: Ask
 ) -> Report:
     """
-    Explain whether one device of a class can be allocated at all, and now.
+    Explain whether one device of a class can be allocated at all, and whether it can be allocated
+    now.
 
     :param template: the template from :func:`template_of`, which the world contains.
     """
@@ -66,7 +69,7 @@ def explain_class(
 
 
 def _of_class(sentence: str) -> str:
-    """Return a sentence without the names that do not exist in the cluster."""
+    """Remove the names that do not exist in the cluster from a sentence."""
     both = f'request "{_REQUEST}" of claim template "{_OF_CLASS}"'
     for matching in (f" that matches {both}", f" that match {both}"):
         sentence = sentence.replace(matching, "")
@@ -74,7 +77,7 @@ def _of_class(sentence: str) -> str:
 
 
 def template_of(device_class: ClassFacts, namespace: str) -> TemplateFacts:
-    """Return a template with one device of a class."""
+    """Return a template for one device of a class."""
     request = Request(name=_REQUEST, device_class=device_class.name)
     return TemplateFacts(namespace=namespace, name=_OF_CLASS, uid="", requests=(request,))
 
@@ -93,7 +96,7 @@ def _explain_source(
         problems = answered(explainer.verdicts, find, ask)
     else:
         problems = class_problems(of, found.world)
-    if problems:  # These problems remain, even if all devices are free.
+    if problems:  # These problems would remain even if all devices were free.
         explanation = replace(
             explanation,
             verdict=Verdict.BLOCKED,

@@ -1,5 +1,5 @@
 """
-Writes the results of commands: tables and sentences for people, JSON and YAML for programs.
+Writes the results of commands: tables and sentences for users, JSON and YAML for programs.
 
 Uses color only on a terminal, and not with ``NO_COLOR``. Escapes control characters in strings from
 the cluster.
@@ -37,7 +37,7 @@ def shortened(names: Collection[str], *, most: int = MAX_NAMES) -> str:
 
 
 class Answer(Protocol):
-    """A result, for programs and for people."""
+    """A result, for programs and for users."""
 
     def body(self) -> Mapping[str, Any]: ...
 
@@ -64,7 +64,8 @@ class Output:
         return self.format == "wide"
 
     def write(self, kind: str, answer: Answer) -> None:
-        """Print a result in the format of the output. Programs need its `kind`."""
+        """Print a result in the format of the output. The output for programs contains its
+        `kind`."""
         if self.for_programs:
             self.data(kind, answer.body())
         else:
@@ -87,7 +88,8 @@ class Output:
             self._print(visible(name))
 
     def progress(self, text: str) -> None:
-        """Print a line about the progress of a command at once, unless only names are printed."""
+        """Print a line about the progress of a command immediately, unless only names are
+        printed."""
         if not self.names_only:
             self.line(text)
             self.flush()

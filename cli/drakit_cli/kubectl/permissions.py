@@ -1,9 +1,9 @@
 """
 The missing permissions of the service accounts of drakit's releases, and of the user.
 
-The API server decides, with one review for each permission. A review stores nothing. Only
-administrators can create a review for a service account. Every user can create one for themselves.
-Does not depend on findings.
+The API server checks each permission in a review, which is not stored. Only administrators can
+create reviews for a service account. All users can create them for themselves. Does not depend on
+findings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Permission:
     name: str = ""
     path: str = ""
     essential: bool = True
-    """Whether a release does not work without it. Otherwise, the release has fewer functions."""
+    """Whether a release does not work without it. Otherwise, only some functions of the release do
+    not work."""
 
     @property
     def of(self) -> str:
@@ -67,7 +68,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of the chart's roles for all namespaces."""
+    """A rule of the chart's roles that applies to all namespaces."""
 
     of: str
     """The resource with its group, or a path."""
@@ -76,7 +77,7 @@ class Rule:
     """The verbs. A verb that the component cannot work without ends with an exclamation mark."""
 
     only: Literal["", "hostdev", "claimStatus", "maintenance", "taints"] = ""
-    """The part of a release that has the rule."""
+    """The part of a release that needs the rule."""
 
     each_driver: bool = False
     """Whether the rule applies only to the names of the release's drivers."""
@@ -142,7 +143,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
 
 
 async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied], list[Gap]]:
-    """Return the permissions that the workloads of releases lack, and the gaps."""
+    """Return the permissions that the workloads of releases lack, and what could not be checked."""
     pairs = [(release, each) for release in releases.releases for each in release.workloads]
     try:
         found = await asyncio.gather(*(_denied(session, *pair) for pair in pairs))
@@ -255,11 +256,12 @@ VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
 
 
 def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
-    """Return the name of the ClusterRole for viewers, as used in a command, or an empty string."""
+    """Return the name of the ClusterRole for viewers in the form for a command, or an empty
+    string."""
     for each in releases.releases:
         if operator := each.workload(OPERATOR):  # Releases with an operator have the role.
             return f"{operator.name.removesuffix('-operator')}-viewer"
-    # The cluster has drakit's kinds. A release that the user cannot list may have the role.
+    # The cluster has drakit's kinds, so a release that the user cannot list may have the role.
     if {REPORTS.plural, "deployments"} <= {gap.kind for gap in gaps if gap.forbidden}:
         labels = ",".join(f"{key}={value}" for key, value in VIEWER_LABELS.items())
         first = "'{.items[0].metadata.name}'"

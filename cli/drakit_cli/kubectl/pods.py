@@ -44,11 +44,11 @@ DELETION_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPod:
-    """A pod with data that its facts do not have."""
+    """A pod, with data that is not part of its facts."""
 
     facts: PodFacts
     settled: bool = False
-    """Whether the pod has not changed for a while."""
+    """Whether the pod has not changed for some time."""
 
     owner_uid: str = ""
     """The UID of the pod's controller."""
@@ -171,15 +171,15 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
 
 
 _MAX_NODES_ONE_BY_ONE = 16
-"""The number of nodes up to which pods are listed node by node. For more nodes, one list of all
-pods takes less time."""
+"""The maximum number of nodes for which pods are listed node by node. For more nodes, one list of
+all pods takes less time."""
 
 
 def _load(body: Object) -> Load | None:
     try:
         return load_of_pod(body)
     except UNREADABLE:
-        return None  # Fewer resources are left on the node than computed.
+        return None  # the node then has less room than computed
 
 
 # ---------------------------------------------------------------- Events
@@ -188,8 +188,8 @@ _MAX_MESSAGE = 1024
 """The maximum length of a quoted Event, which is the API's limit for new Events."""
 
 _MAX_OBJECTS_ONE_BY_ONE = 8
-"""The number of objects up to which Events are listed one by one. For more objects, all Events with
-the reasons are listed."""
+"""The maximum number of objects for which Events are listed one by one. For more objects, all
+Events with the reasons are listed."""
 
 
 async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:

@@ -1,6 +1,6 @@
 """
-The questions of a user about objects. Each gathers the facts that the explanation needs, and then
-explains.
+The questions of a user about objects. Each function gathers the facts that an explanation needs,
+and returns the explanation.
 
 Does not depend on arguments, or on how a result is printed.
 """
@@ -84,7 +84,7 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
 
 
 MAX_ASKED = 3
-"""The number of pods with devices whose phase the command reads."""
+"""The maximum number of pods with devices whose phase the command reads."""
 
 
 async def _ended_holders(session: Session, report: Report) -> list[str]:
@@ -171,7 +171,7 @@ async def _gather_for(
     }
     kinds: list[Kind] = [TEMPLATES, *OF_EXPLAIN]
     if any(each.template and not each.generated for each in claims):
-        kinds += [NAMESPACES, QUOTAS]  # they decide whether a claim can be created
+        kinds += [NAMESPACES, QUOTAS]  # these kinds decide whether a claim can be created
         names[NAMESPACES] = [namespace]
     if everywhere:
         return await gather(session, kinds, namespace=namespace)
@@ -190,7 +190,8 @@ async def with_room(session: Session, found: Gathered, pods: Sequence[PodFacts])
 
 
 async def ask_manifest(session: Session, namespace: str, content: str) -> Reports:
-    """Explain whether the pods of a manifest would be created, and would fit, one after another."""
+    """Explain whether the pods of a manifest would be created, and whether they would fit, one at a
+    time."""
     manifest = await complete(session, *read_documents(content, namespace))
     pods = [each.facts for each in manifest.pods]
     places = {pod.namespace for pod in pods} or {namespace}

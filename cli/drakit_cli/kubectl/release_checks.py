@@ -42,7 +42,7 @@ class _Gate:
     needed: Callable[[Release], bool]
     without: str
     option: str = ""
-    """The option of helm that changes the value, so that it does not need the gate. Empty if there
+    """The Helm option that changes the value so that it does not require the gate. Empty if there
     is none."""
 
 
@@ -132,7 +132,8 @@ def _of(release: Release) -> str:
 
 
 def _upgrade(release: Release, *options: str) -> str:
-    """Return the instructions that change a release: the command, or without Helm the values."""
+    """Return instructions for changing a release: the command, or the values if Helm did not
+    install it."""
     if release.helm:
         command = (
             f"helm upgrade {release.name} charts/drakit -n {release.namespace} "
@@ -144,7 +145,8 @@ def _upgrade(release: Release, *options: str) -> str:
 
 
 def _left(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find nodes on which drivers of drakit have run, and on which no node plugin runs any more."""
+    """Find nodes on which drivers of drakit have run, but on which no node plugin is running any
+    longer."""
     plugins = {pod.node for each in installed.releases for pod in each.pods}
     of_reports = {each.node for each in world.of(ReportFacts).values()}
     left = sorted(node for node in of_reports - plugins if world.node(node) is not None)
@@ -298,7 +300,7 @@ _TAKES_PART = {
 
 
 def check_components(components: Components, found: Gathered) -> Iterator[Finding]:
-    """Find components in which a gate is disabled that is enabled in the API server."""
+    """Find components in which a gate is disabled, although it is enabled in the API server."""
     for name, gate in GATES.items():
         for kind in gate.components if is_enabled(name, found) else ():
             if lacking := components.without(name, kind):
@@ -313,13 +315,13 @@ def check_components(components: Components, found: Gathered) -> Iterator[Findin
 
 
 def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]:
-    """Find nodes with a ready node plugin, and without the pools of its drivers."""
+    """Find nodes that have a ready node plugin, but no pools of its drivers."""
     published = {(row.identity.driver, row.node) for row in rows}
     drivers = release.values.drivers
     plugin = release.workload(NODEPLUGIN)
     for pod in release.pods:
         if not pod.ready or plugin is None or pod.configuration != plugin.configuration:
-            continue  # During an update, a pod can have other drivers.
+            continue  # during an update, a pod can have other drivers
         log = f"kubectl -n {pod.namespace} logs {pod.name}"
         missing = [driver for driver in sorted(drivers) if (driver, pod.node) not in published]
         for driver in missing:
@@ -383,7 +385,7 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
 
 
 def _taints(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find drivers whose devices must be tainted, but no operator taints them."""
+    """Find drivers whose devices must be tainted, although no operator taints them."""
     operators = [each for each in installed.releases if each.lease]
     names = sorted(
         each.name for each in world.of(DriverFacts).values() if each.taint_after_seconds is not None
@@ -398,7 +400,7 @@ def _taints(installed: Releases, world: World) -> Iterator[Finding]:
 
 
 _UNSET = {"hostdev": "false", "backends": "null"}
-"""The way to disable a driver that cannot be renamed, by the section of its value."""
+"""The way to disable a driver that cannot be renamed, keyed by the section of its value."""
 
 
 def _conflicts(installed: Releases) -> Iterator[Finding]:
@@ -432,7 +434,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
 
 
 def _disable(driver: str, value: str, release: Release) -> str:
-    """Return the instructions that remove a driver from a release. Helm cannot install a release
+    """Return instructions for removing a driver from a release. Helm cannot install a release
     without drivers."""
     values = release.values
     if value == "hostdev.enabled" and {*values.claimed} == {driver} and not values.directories:

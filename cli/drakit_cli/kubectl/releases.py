@@ -24,7 +24,7 @@ _DRIVERS = {
     "hostdev": ("hostdev.drakit.dev", "hostdev.enabled"),
     "simulated": ("simulated.drakit.dev", "simulated.config.driverName"),
 }
-"""The default names of the drivers that ship with drakit, and the value that changes each."""
+"""The default names of the drivers that ship with drakit, and the value that changes each name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +32,15 @@ class Values:
     """The node plugin's values that the doctor checks."""
 
     drivers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The drivers that always publish, each with the value that names or disables it."""
+    """The drivers that always publish devices, each with the value that names or disables it."""
 
     plugin_driver: str = ""
-    """The driver for device plugins, which publishes when one registers. Empty if disabled."""
+    """The driver for device plugins, which publishes devices when a device plugin registers. Empty
+    if disabled."""
 
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The drivers of backends, each with its value. They publish when a backend registers."""
+    """The drivers of backends, each with its value. They publish devices when a backend
+    registers."""
 
     directories: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parents of the directories of backends and device plugins, each with its value."""
@@ -56,8 +58,8 @@ class Values:
 
     @property
     def claimed(self) -> Mapping[str, str]:
-        """The names of all drivers that can have claims on a node, each with the chart value that
-        sets it."""
+        """The names of all drivers that can have claims on a node, each with the value that sets
+        the name."""
         own = {self.plugin_driver: "devicePlugins.driverName"} if self.plugin_driver else {}
         return {**self.drivers, **self.backends, **own}
 
@@ -112,7 +114,7 @@ NODEPLUGIN = "nodeplugin"
 OPERATOR = "operator"
 
 REGISTRY = "/plugins_registry"
-"""The directory below the kubelet's root directory in which plugins register."""
+"""The directory for plugin registration, relative to the kubelet's root directory."""
 
 _CHECKSUM = "checksum/config"
 """The pod annotation with which the chart restarts pods when their configuration changes."""
@@ -146,7 +148,7 @@ class Workload:
     """The checksum of the configuration file."""
 
     helm: bool = False
-    """Whether Helm has installed it, so that `helm upgrade` can change it."""
+    """Whether Helm installed it, so that `helm upgrade` can change it."""
 
     @property
     def ref(self) -> str:
@@ -162,7 +164,7 @@ class Container:
     name: str
     image: str
     reason: str
-    """The reason why the container waits. Empty if it does not."""
+    """The reason why the container is waiting. Empty if it is not waiting."""
 
     message: str
     """The kubelet's message about the reason."""
@@ -174,8 +176,8 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A pod of a release. The pod of a node plugin is ready when the kubelet has registered all of
-    its drivers."""
+    """A pod of a release. A node plugin's pod is ready when the kubelet has registered all of its
+    drivers."""
 
     namespace: str
     name: str
@@ -220,7 +222,7 @@ class Release:
 
     @property
     def helm(self) -> bool:
-        """Whether Helm has installed it."""
+        """Whether Helm installed it."""
         return any(each.helm for each in self.workloads)
 
     @property
@@ -261,8 +263,8 @@ Part = TypeVar("Part", Workload, Pod, _Configuration)
 
 
 async def find_releases(session: Session, namespace: str) -> Releases:
-    """List the objects of drakit's releases. If the user is not allowed to list all, use one
-    namespace."""
+    """List the objects of drakit's releases. If the user is not allowed to list all of them, list
+    those in one namespace."""
     gaps: list[Gap] = []
 
     async def read(
@@ -286,8 +288,8 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
     deployments, daemons, pods, configurations = await asyncio.gather(
         read("apps/v1", "deployments", _deployment),
-        # Don't use a selector: DaemonSets of other projects show where the kubelet registers
-        # plugins.
+        # Don't use a selector, because DaemonSets of other projects show where the kubelet
+        # registers plugins.
         read("apps/v1", "daemonsets", _daemon_set, selector=""),
         read("v1", "pods", _pod),
         read("v1", "configmaps", _configuration),
@@ -366,7 +368,7 @@ def _workload(body: Object, kind: str, *, desired: int, ready: int) -> Workload:
     key, value = PART_OF
     labels = child(metadata, "labels")
     if labels.get(key) != value:
-        labels = child({})  # Ignore them: they are not labels of a release of drakit.
+        labels = child({})  # ignore them, because they are not labels of a drakit release
     return Workload(
         kind=kind,
         namespace=text(metadata, "namespace"),
@@ -445,5 +447,6 @@ def _configuration(body: Object) -> _Configuration | None:
             )
         return replace(known, values=nodeplugin_values(content))
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
-        # The daemon cannot parse it either, so its pods are not ready, which is reported.
+        # The daemon cannot parse it either, and therefore its pods are not ready, which is
+        # reported.
         return None

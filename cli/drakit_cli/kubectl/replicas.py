@@ -1,6 +1,6 @@
 """
-Checks whether the pods of a manifest fit. It places them one after another: each pod takes the
-devices that the allocator finds, and the resources of their node.
+Checks whether the pods of a manifest fit. It places one pod at a time: each pod takes the devices
+that the allocator finds, and the resources that it requests on their node.
 
 Does not depend on sessions, or on how a result is printed.
 """
@@ -180,8 +180,8 @@ def _place(report: Report, pod: PlannedPod, found: Gathered, ask: Ask) -> tuple[
 
 
 MAX_SECONDS = 2.0
-"""The time after which no further pod is placed: a user is waiting, and a Job can have thousands of
-pods."""
+"""The time after which no further pod is placed, because a user is waiting, and a Job can have
+thousands of pods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +190,7 @@ class Placed:
 
     number: int = 0
     stopped: bool = False
-    """Whether it is unknown if one more pod fits."""
+    """Whether it is unknown if another pod fits."""
 
 
 def place(
@@ -225,12 +225,12 @@ def place(
 def _claims_of(
     pod: PodFacts, name: str, node: str, explainer: Explainer, world: World, ask: Ask
 ) -> list[ClaimFacts] | None:
-    """Return the existing claims, and one claim for all others, with the devices that the allocator
-    finds. None if they are unknown."""
+    """Return the existing claims, and a new claim for each of the others, with the devices that the
+    allocator finds. None if the devices are unknown."""
     wanted = wanted_of(pod, world)
     verdict = ask(explainer.verdicts.query(wanted, node, budget_of(world)))
     if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
-        return None  # An older version of the program does not name devices.
+        return None  # An older version of the allocator's program does not return devices.
     claims: dict[str, ClaimFacts] = {}
     user = Consumer("pods", name, name)
     for each, results in zip(wanted, verdict.results, strict=True):

@@ -1,5 +1,5 @@
 """
-The kinds of objects that a user can name, in kubectl's notation, and the object that arguments
+The kinds of objects that a user can name, in kubectl's notation, and the object that the arguments
 name.
 
 Does not depend on sessions, or on what is explained about an object.
@@ -15,7 +15,7 @@ from drakit_cli.answers import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """A kind of objects that can be explained."""
+    """A kind of object that can be explained."""
 
     kind: str
     group: str = ""
@@ -63,7 +63,7 @@ STATEFUL_SET = ObjectKind("StatefulSet", "apps", ("sts",))
 DAEMON_SET = ObjectKind("DaemonSet", "apps", ("ds",))
 REPLICA_SET = ObjectKind("ReplicaSet", "apps", ("rs",))
 POD_GROUP = ObjectKind("PodGroup", "scheduling.k8s.io", version="v1alpha2")
-"""The version is the one of Kubernetes 1.36. Other releases serve other versions."""
+"""The version is that of Kubernetes 1.36. Other releases serve other versions."""
 
 WORKLOADS = (JOB, DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, POD_GROUP)
 KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)
@@ -99,7 +99,7 @@ def find_kind(word: str) -> ObjectKind | None:
 
 def parse_target(words: Sequence[str]) -> Target | None:
     """
-    Return the object of NAME, KIND/NAME or KIND NAME. None if there are no words.
+    Return the object that is given as NAME, KIND/NAME or KIND NAME. None if there are no words.
 
     :raises UsageError: the words do not name one object.
     """

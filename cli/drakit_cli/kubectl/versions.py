@@ -25,7 +25,7 @@ _OF_WORKLOAD = ("namespace", "release", "component", "version")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Versions:
-    """The versions, and warnings about versions that do not fit together."""
+    """The versions, and warnings about incompatible versions."""
 
     plugin: str
     allocators: tuple[str, ...]
@@ -37,7 +37,7 @@ class Versions:
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons for wrong or undecided results."""
+        """The reasons why results can be wrong or undecided."""
         return list(self._warn())
 
     def _warn(self) -> Iterator[str]:

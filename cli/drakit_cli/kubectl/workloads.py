@@ -38,7 +38,7 @@ class Workload:
 
     pods: tuple[SeenPod, ...]
     suspended: bool = False
-    """Whether it creates pods only after somebody resumes it."""
+    """Whether it does not create pods until it is resumed."""
 
     absent: str = ""
     """The reason why pods are not created, as a clause. Empty if unknown."""
@@ -96,7 +96,7 @@ async def _absent(session: Session, workload: Workload, body: Object) -> str:
         try:
             events = await list_events(session, namespace, f"involvedObject.uid={uid}")
         except ApiError:
-            events = []  # The explanation of the pods is more important.
+            events = []  # continue, because the explanation of the pods is more important
         created = [each for each in events if each.reason == "FailedCreate"]
         said = max(created).message if created else ""
     return said and f"the API server refuses them: {said}{_advice(said)}"
@@ -205,7 +205,7 @@ _ORDER = (
     Verdict.STARTING,
     Verdict.NOT_PENDING,
 )
-"""The order of verdicts, the worst first."""
+"""The order of verdicts, the most serious first."""
 
 _WORDS = {
     Verdict.BROKEN: ("has a problem", "have a problem"),
@@ -247,7 +247,7 @@ class WorkloadReport:
 
     workload: Workload
     reports: tuple[Report, ...]
-    """In the order of the pods."""
+    """The reports, in the order of the pods."""
 
     @property
     def judged(self) -> list[Report]:
@@ -263,7 +263,7 @@ class WorkloadReport:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is pending any more."""
+        """Whether nothing is pending."""
         return not self.workload.missing and all(each.is_done for each in self.judged)
 
     @property
@@ -273,7 +273,7 @@ class WorkloadReport:
 
     @property
     def groups(self) -> list[Group]:
-        """The pods that wait or have a problem, by cause, the worst first."""
+        """The pods that are waiting or have a problem, grouped by cause, the most serious first."""
         return group_by_cause(
             each
             for each in self.judged
@@ -282,7 +282,7 @@ class WorkloadReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of pods by state. A pod that runs can also have a problem."""
+        """The number of pods in each state. A running pod can also have a problem."""
         pods = [each.facts for each in self.workload.pods]
         return {
             "desired": self.workload.desired,
@@ -352,7 +352,7 @@ def _starts(pod: PodFacts) -> bool:
 
 
 def group_by_cause(reports: Iterable[Report]) -> list[Group]:
-    """Group results with the same verdict, reasons and causes, the worst first."""
+    """Group results with the same verdict, reasons and causes, the most serious first."""
     found: dict[object, list[Report]] = {}
     for each in reports:
         found.setdefault((each.verdict, each.codes, each.causes), []).append(each)
