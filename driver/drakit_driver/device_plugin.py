@@ -1,10 +1,10 @@
 """
 Serves a driver to the kubelet as a device plugin, for clusters or nodes without DRA.
 
-The class is the same as for DRA. The device plugin API (``v1beta1``) has fewer features than DRA,
-so this page states how each part of the contract in :mod:`drakit.driver` maps to it. A driver that
-needs more is refused at the start; a device that needs more is not listed, and the log has the
-reason.
+The class is the same as for DRA. The device plugin API (``v1beta1``) has fewer features than DRA.
+The list below describes how each part of the contract in :mod:`drakit.driver` maps to it. A driver
+that needs more is refused at the start. A device that needs more is not listed, and the reason is
+logged.
 
 Resources
     ``--resource lamps.example.com/lamp`` lists all devices as one resource. For several kinds of
@@ -20,8 +20,8 @@ IDs
 Shares
     A device with `Device.allow_multiple_allocations` becomes several devices. Each of them consumes
     the default amount of each capacity, like a claim that requests no amount: a capacity of 3000
-    with a default of 100 results in 30 shares. ``--shares`` limits the number. It is required for a
-    device without capacity, which any number of claims can share.
+    with a default of 100 results in 30 shares. ``--shares`` limits this number. It is required for
+    a device without capacity, which any number of claims can share.
 
 Health
     A device is unhealthy if the driver reports so, or taints it with ``NoSchedule`` or
@@ -44,22 +44,23 @@ Edits
 
 Prepare
     There are no claims. `prepare` gets a `ClaimReference` with the namespace ``device-plugin``, the
-    ID as name, and a UID made of the driver's name and the ID. So a device has the same "claim"
-    every time: state that the driver stores by UID is replaced, and does not accumulate. The name
-    of the request is the resource's without its domain: ``lamp``. Parameters have their defaults,
-    `AllocatedDevice.configs` is empty, and there is no admin access. If `prepare` fails or takes
-    longer than 60 s, the pod fails with the error. The kubelet does not retry it; the controller
-    creates another pod. The kubelet admits no other pod during the call.
+    ID as name, and a UID made of the driver's name and the ID. Therefore, a device has the same
+    "claim" every time: state that the driver stores by UID is replaced, and does not accumulate.
+    The name of the request is the resource's without its domain: ``lamp``. Parameters have their
+    defaults, `AllocatedDevice.configs` is empty, and there is no admin access. If `prepare` fails
+    or takes longer than 60 s, the pod fails with the error. The kubelet does not retry it; the
+    controller creates another pod. The kubelet admits no other pod during the call.
 
 Unprepare
     The kubelet does not notify a device plugin when a pod ends. Therefore, a driver with side
     effects (`Driver.side_effects`) is refused, unless ``--unprepare-late`` is set. Then `unprepare`
     and `reset` run immediately before the next `prepare` of the device. The kubelet allocates a
     device again only after its containers have ended, so they are not disturbed, and the next pod
-    finds the device as the driver promises. Until then, the device remains as the last pod left it:
-    powered on, configured, or with the data of that pod. If that is not acceptable, use DRA. With
-    this option, `prepare` also runs before each start of a container, because the kubelet does not
-    allocate devices again after a reboot. The container keeps the edits of the first call.
+    gets the device in the state that the driver guarantees. Until then, the device remains as the
+    last pod left it: powered on, configured, or with the data of that pod. If that is not
+    acceptable, use DRA. With this option, `prepare` also runs before each start of a container,
+    because the kubelet does not allocate devices again after a reboot. The container keeps the
+    edits of the first call.
 
 Refused
     Policies, `Driver.claim_data`, and parameters without a default. Of the devices: partitions,
@@ -162,7 +163,7 @@ class DeviceState:
         self._options = options
         self._devices = PluginDevices()
         self.stop_reason: str | None = None
-        """Why the driver is stopped. None while it runs."""
+        """The reason why the driver is stopped. None while it runs."""
 
         self._unhealthy: dict[DeviceKey, str] = {}
 
@@ -353,7 +354,7 @@ class ContainerCalls:
 
     @property
     def side_effects(self) -> bool:
-        """Whether the driver has effects to undo."""
+        """Whether the driver has side effects to undo."""
         return self._endpoint.traits.side_effects
 
     async def prepare(self, devices: Sequence[PluginDevice], *, is_new: bool) -> list[Edits]:
@@ -435,17 +436,17 @@ class ResourceServer:
         """The kubelet's socket at the last registration."""
 
         self._refused: tuple[int, ...] | None = None
-        """The kubelet's socket at the last failure. With another socket, registration is retried
-        immediately."""
+        """The kubelet's socket at the last failure. If the kubelet has a different socket,
+        registration is retried immediately."""
 
         self._due_at = 0.0
-        """When to try the next registration, on the loop's clock."""
+        """The time of the next attempt to register, on the loop's clock."""
 
         self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._problem: str | None = None
 
     def unconnected(self) -> str | None:
-        """Return why the kubelet does not have the devices, or None if it does."""
+        """Return the reason why the kubelet does not have the devices, or None if it does."""
         if self._service.streams:
             return None
         return self._problem or f"the kubelet has not listed the devices of {self._resource} yet"
@@ -467,7 +468,7 @@ class ResourceServer:
             await self._stop()
 
     async def _check(self) -> str | None:
-        """Serve and register if that is due. If it is not possible now, return the reason."""
+        """Serve and register if that is due. Return the reason if that is currently impossible."""
         if self._socket is not None and not await asyncio.to_thread(self._socket.is_in_place):
             if await asyncio.to_thread(_is_served, self._path):
                 return f"another process serves {self._path}"
@@ -583,7 +584,7 @@ class DevicePluginServer:
     async def _serve(self, resource: str) -> None:
         path = socket_path(self._directory, resource)
         assert path is not None, "it was checked"
-        # Wait for the list, because registering without devices would be wrong.
+        # Wait for the list, because the resource must not be registered without devices.
         await self._state.listed.wait()
         service = DevicePluginService(resource, state=self._state, calls=self._calls)
         server = ResourceServer(resource, path, service, self.monitor)

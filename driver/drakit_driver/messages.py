@@ -108,8 +108,8 @@ def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
 def policies_of(
     messages: Iterable[pb.Policy], kind: type[DevicePolicy]
 ) -> tuple[dict[str, Policy[Any]], list[pb.InvalidPolicy]]:
-    """Check the policies of a call. Return the valid policies by name, and the others with their
-    problems. Runs the vendor's code, and may block."""
+    """Check the policies of a call. Return the valid policies, keyed by name, and the others with
+    their problems. Runs the vendor's code, and may block."""
     policies: dict[str, Policy[Any]] = {}
     invalid: list[pb.InvalidPolicy] = []
     for message in messages:
@@ -127,7 +127,7 @@ def policies_of(
 
 
 def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
-    """Convert the claims that hold each device."""
+    """Convert a message about held devices to the claims that hold each device."""
     held: dict[str, dict[ClaimReference, HeldDevice]] = {}
     for message in messages:
         claim = value_of(message, ClaimReference)

@@ -1,5 +1,5 @@
 """
-A driver's devices and edits, as the kubelet gets them from a device plugin.
+A driver's devices and edits, in the form in which a device plugin passes them to the kubelet.
 
 :mod:`.device_plugin` states the rules, and serves the result.
 
@@ -53,13 +53,13 @@ _PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
-    """A resource, and the selection of its devices."""
+    """A resource, and the rule that selects its devices."""
 
     name: str
     """The name in a container's ``resources.limits``."""
 
     attribute: str = ""
-    """The attribute that selects its devices. If empty, all devices belong to it."""
+    """The attribute that selects its devices. If empty, all devices belong to the resource."""
 
     value: str = ""
 
@@ -94,7 +94,7 @@ def resource_of(text: str) -> Resource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePluginOptions:
-    """How a driver is served as a device plugin."""
+    """The options for serving a driver as a device plugin."""
 
     resources: tuple[Resource, ...]
     shares: int | None = None
@@ -198,7 +198,7 @@ class PluginDevices:
 def plugin_devices(
     inventory: Inventory, *, driver: str, options: DevicePluginOptions
 ) -> PluginDevices:
-    """Return the devices of an inventory in the form that the kubelet gets."""
+    """Return the devices of an inventory in the form for the kubelet."""
     given = inventory.devices
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []
@@ -224,7 +224,7 @@ def plugin_devices(
         except _UnlistedError as error:
             problems.append(_unlisted(device, str(error)))
             continue
-        except Exception as error:  # a driver creates these objects, and any value can be wrong
+        except Exception as error:  # a driver creates these objects, so any value can be malformed
             why = f"cannot be checked ({type(error).__name__}: {str(error)[:200]})"
             problems.append(_unlisted(device, why))
             continue
@@ -291,7 +291,7 @@ def _of_device(
 
 def device_problem(device: Device) -> str | None:
     """Return why a device cannot be listed, or None."""
-    if problem := _wrong(device):  # the same rule as for DRA
+    if problem := _wrong(device):  # the rule is the same as for DRA
         return f"is invalid: {problem}"
     if device.consumes:
         return (
@@ -342,7 +342,7 @@ def preferred(
     size: int,
 ) -> list[str]:
     """Return the IDs that a container should get: first those that it must have, then others in the
-    driver's order. Shares come from different devices, if possible."""
+    driver's order. If possible, they are shares of different devices."""
     chosen = list(required)
     known = [devices[each] for each in available if each in devices and each not in chosen]
     taken: dict[DeviceKey, int] = defaultdict(int)

@@ -32,7 +32,7 @@ from drakit_driver.runtime.contract import CALL_SECONDS
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 4
-"""Maximum number of streams per method: those of two node plugins and of their successors."""
+"""Maximum number of streams per method: two node plugins, and the successor of each."""
 
 CONNECT_SECONDS = 10.0
 """How long a connection must be missing before that is logged. A node plugin looks for drivers once
@@ -81,7 +81,7 @@ class Monitor:
             result = "error" if _has_error(response) else "success"
             return response
         finally:
-            # The node plugin makes a call to find out whether the driver implements a method.
+            # The node plugin makes a call to determine whether the driver implements a method.
             if context.code() not in _UNIMPLEMENTED:
                 self._observe(name, result, clock() - began)
 
@@ -169,7 +169,7 @@ _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.v
 
 
 def _has_error(response: Any) -> bool:
-    """Return whether a response has an error, or a claim that is not released for another reason
+    """Return whether a response has an error, or contains a claim that failed for a reason other
     than a pending release."""
     failed = (
         getattr(each, "error", "") and not getattr(each, "pending", False)
@@ -245,7 +245,8 @@ class DriverProbes:
         return [*filter(None, [self._probed.unready()])]
 
     async def _not_alive(self) -> list[str]:
-        """Return why only a restart helps. A call may take its whole time limit."""
+        """Return the problems that only a restart can solve. A call may take its whole time
+        limit."""
         now = asyncio.get_running_loop().time()
         blocked = self._probed.blocked
         if blocked is None:
@@ -259,7 +260,7 @@ class DriverProbes:
         return Response(body=body, content_type=CONTENT_TYPE)
 
     async def log_connection(self) -> None:
-        """Log when no client has been connected for a while, until canceled."""
+        """Log when no client has been connected for some time, until canceled."""
         log = ProblemLog(
             logger, "driver is not connected", recovered="driver is connected", fact="reason"
         )

@@ -68,13 +68,13 @@ from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 20.0
-"""How long calls in flight have to end during a stop. A pod has 30 s by default."""
+"""The maximum time for calls in flight to end during a stop. A pod has 30 s by default."""
 
 STREAMS_SECONDS = 1.0
-"""How long streams have to end after the request to end."""
+"""The maximum time for streams to end after they were asked to."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""The contract's limit."""
+"""The maximum size in the contract."""
 
 MAX_CALLS = 256
 """Maximum number of calls in flight, including those that wait. A node has at most a few hundred
@@ -92,7 +92,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ServerNode:
-    """A :class:`drakit.driver.Node`, according to the node plugin's description."""
+    """The node, as described by the node plugin. Implements :class:`drakit.driver.Node`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -482,7 +482,7 @@ class DriverServer:
 
 
 class Server(Probed, Protocol):
-    """A way to serve a driver, such as :class:`DriverServer`."""
+    """An interface for serving a driver, such as :class:`DriverServer`."""
 
     async def start(self) -> None: ...
     async def run(self) -> None: ...
@@ -497,7 +497,7 @@ async def serve(make: Callable[[], Server], *, probe_port: int | None = None) ->
     server = make()
     probes = DriverProbes(server)
     try:
-        # start probes first, because a driver that starts slowly is alive
+        # Start the probes first, because a driver that starts slowly is alive.
         if probe_port is not None:
             await probes.start(probe_port)
         await server.start()

@@ -67,12 +67,12 @@ class ServerSocket:
         driver's own user."""
         self.path = path
         self._peers = {0, *peers} - {os.geteuid()}
-        # As long as the shortest name of a socket, so that the kernel accepts both names or
-        # neither.
+        # The hidden name is as long as the shortest name of a socket, so that the kernel accepts
+        # either both names or neither.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
         self._predecessor: int | None = None
-        """A descriptor of the socket that was replaced."""
+        """A descriptor of the socket that this one replaced."""
 
     def publish(self) -> None:
         """Move the socket, which listens under the hidden name, to its path. Raises
@@ -106,8 +106,8 @@ class ServerSocket:
             ) from error
 
     def predecessor_serves(self) -> bool:
-        """Return whether the instance whose socket was replaced still serves. During an update, the
-        node plugin uses it until it ends."""
+        """Return whether the instance whose socket was replaced is still serving. During an update,
+        the node plugin uses that instance until it ends."""
         opened = self._predecessor
         if opened is None or refuses_connections(Path(f"/proc/self/fd/{opened}")):
             self._forget_predecessor()

@@ -67,7 +67,7 @@ _Field = Any
 
 def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
     """Convert a value to a message. `given` fields are not converted. Raises TypeError, ValueError
-    or AttributeError for a value of a wrong type."""
+    or AttributeError if a value has the wrong type."""
     for name, write, empty in _writers(kind, type(value)):
         if name not in given and (field := getattr(value, name)) != empty:
             given[name] = field if write is None else write(field)
@@ -189,7 +189,7 @@ _WRITE: Mapping[str, _Convert] = {
     ),
     "PreparedDevice.data": json_of,
 }
-"""The messages and fields that differ from their values."""
+"""The conversions for messages and fields that differ from their values."""
 
 # ------------------------------------------------------------ messages to values
 
@@ -214,7 +214,7 @@ def _readers(
     conversions of the other fields."""
     absent: dict[str, Any] = {}
     for each in fields(kind):
-        is_required = each.default is each.default_factory  # neither is given
+        is_required = each.default is each.default_factory  # the field has no default
         if str(each.type).startswith("Mapping["):
             if is_required or kind is Device:
                 absent[each.name] = _EMPTY
@@ -305,4 +305,4 @@ _READ: Mapping[str, _Convert] = {
     "Taint": _taint,
     "Device.extra": _extra,
 }
-"""The values, of messages and of fields, that differ from their messages."""
+"""The conversions for messages and fields that differ from their values."""

@@ -59,7 +59,7 @@ class DriverCalls:
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
 
     def published(self, inventory: Inventory) -> None:
-        """Record the driver's own devices, because the driver gets their edits back."""
+        """Record the driver's own devices, because calls pass their edits back to the driver."""
         self._inventory, self._by_key = inventory, None
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
@@ -117,7 +117,7 @@ class DriverCalls:
             return tuple(
                 [self._prepared(each, what=what, index=i) for i, each in enumerate(results)]
             )
-        except Exception as error:  # the vendor's own sequence type
+        except Exception as error:  # reading the vendor's own sequence type may raise
             return self._failure(error, what=what)
 
     def _prepared(self, answer: object, *, what: str, index: int) -> PreparedDevice:
@@ -173,7 +173,7 @@ class DriverCalls:
         return {**results, **_errors(await self._by_device(undone, self._reset))}
 
     async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
-        """Reset a device if the driver has that trait, unless others may be using it."""
+        """Reset a device if the driver has that trait, unless other claims may be using it."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
             await self._call("reset", device, index=index)
 
@@ -245,7 +245,7 @@ class DriverCalls:
                 return dict(cast("Mapping[str, object]", answer))
             text = f"{kind_of(answer)}, which is not a mapping of claims"
             failure = self._unusable(text, what=what)
-        except Exception as error:  # the vendor's own mapping type
+        except Exception as error:  # reading the vendor's own mapping type may raise
             failure = self._failure(error, what=what)
         raise failure
 
@@ -262,8 +262,8 @@ class DriverCalls:
         batch: Sequence[AllocatedClaim],
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
-        """Call for each device of each claim. A failure affects only its claim. Calls run
-        concurrently, except those with common hardware, which run one after the other."""
+        """Call a function for each device of each claim. A failure affects only its claim. Calls
+        run concurrently, except for those with common hardware, which run one at a time."""
         begun = [
             (device, partial(call, item, device, i))
             for item in batch

@@ -1,6 +1,5 @@
 """
-The contracts of endpoints with the host and the engine, with the connection of each kind, and with
-the listener.
+The contracts between an endpoint and the host, the engine, its connections, and its listener.
 
 * The host runs a :class:`HostedEndpoint`, and the engine calls it. :mod:`.endpoint` implements it
   for a single endpoint.
@@ -53,7 +52,8 @@ class ConnectionEndedError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.disorderly = disorderly
-        """Whether the connection did harm. If so, a long life does not reset its backoff."""
+        """Whether the connection was harmful. If so, its backoff is not reset, however long it
+        lasted."""
 
 
 class DeviceKey(NamedTuple):
@@ -157,7 +157,8 @@ class Reports(Protocol):
 
     @property
     def unavailable(self) -> str | None:
-        """Why calls are currently impossible, or None. Never None before the first inventory."""
+        """The reason why calls are currently impossible, or None. Never None before the first
+        inventory."""
         ...
 
     def inventories(self) -> AsyncIterator[Update]:
@@ -316,7 +317,7 @@ class CallableEndpoint(Protocol):
         ...
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """Return why it cannot be called now, or None."""
+        """Return the reason why the endpoint cannot be called now, or None."""
         ...
 
     async def prepare(
@@ -336,7 +337,7 @@ class CallableEndpoint(Protocol):
 
 
 class HostedEndpoint(CallableEndpoint, Protocol):
-    """A callable endpoint with the life cycle that the host controls."""
+    """A callable endpoint with a life cycle that the host controls."""
 
     @property
     def blocked(self) -> str | None:
@@ -346,7 +347,7 @@ class HostedEndpoint(CallableEndpoint, Protocol):
 
     @property
     def slow_calls(self) -> Sequence[str]:
-        """A sentence on each call in flight that takes long."""
+        """A sentence about each call in flight that is taking a long time."""
         ...
 
     async def start(self) -> None:
@@ -365,5 +366,5 @@ class HostedEndpoint(CallableEndpoint, Protocol):
 
     async def ended(self) -> None:
         """After :meth:`close`, wait until no part of the endpoint runs in this process. That can
-        take long, because nothing can end the thread of a Python driver."""
+        take a long time, because nothing can end the thread of a Python driver."""
         ...

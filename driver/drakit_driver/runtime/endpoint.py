@@ -7,9 +7,9 @@ and a function that creates the next one. The endpoint forwards a connection's r
 arrive, but none after the connection has ended. The listener decides the effects on the devices of
 a stopped endpoint.
 
-In calls, pools have the driver's names. An exception from a connection becomes the result of all
-claims of the call, as an error with a sentence; results are validated. The caller decides the order
-of calls, limits their time and abandons them.
+In calls, pools have the driver's names. If a connection raises an exception, all claims of the call
+get it as their result, as an error with a sentence. Results are validated. The caller decides the
+order of calls, limits their time and abandons them.
 
 Does not depend on slices, gRPC or the kubelet.
 """
@@ -143,7 +143,7 @@ class Caller(ABC):
     async def _watched(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
     ) -> dict[str, Any]:
-        """Make a call, and report it while it takes long."""
+        """Make a call, and report it if it takes a long time."""
         call = object()
 
         def report() -> None:
@@ -180,7 +180,7 @@ class Caller(ABC):
             if operation == "prepare" and not isinstance(answer, Exception):
                 try:
                     number = len(cast("Sequence[PreparedDevice]", answer))
-                except Exception as error:  # a result of a wrong type fails only its claim
+                except Exception as error:  # a result of the wrong type fails only its claim
                     results[uid] = self._failure(error, operation, batch)
                     continue
                 if number != len(item.devices):
@@ -214,8 +214,8 @@ class Caller(ABC):
 # ---------------------------------------------------------------- policies
 
 POLICIES_PACE_SECONDS = 0.5
-"""Minimum time between two calls of `apply_policies`, because an upgrade of the chart changes many
-policies at once."""
+"""Minimum time between two calls of `apply_policies`, because an upgrade of the chart can change
+many policies at the same time."""
 
 POLICIES_RETRY_SECONDS = 60.0
 """Delay before refused policies are tried again."""
@@ -229,12 +229,12 @@ async def follow_policies(
     applied: Callable[[], None] = lambda: None,
 ) -> None:
     """
-    Let a driver apply its policies when it connects and at each change, until it ends. Refused
+    Make a driver apply its policies when it connects and after each change, until it ends. Refused
     policies are tried again, because the reason may be the state of the node.
 
-    `apply` returns the problems of invalid policies by name; it has then applied none. It raises
-    DeviceFailedError if the driver refuses the policies. `applied` is called each time that the
-    driver has applied policies.
+    `apply` returns the problems of invalid policies, keyed by name, and has then applied none of
+    the policies. It raises DeviceFailedError if the driver refuses the policies. `applied` is
+    called each time that the driver has applied policies.
     """
     feed.connected()
     policies: AnyPolicies | None = None
@@ -298,9 +298,9 @@ class Lifecycle(Generic[ConnectionT]):
         has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create a life cycle. `connect` creates the next connection, and raises if there is none
-        now. `pause` is called before each reconnect: it waits this many seconds, or less if waiting
-        is useless. `has_successor` returns whether the other side of the connection is being
-        replaced."""
+        now. `pause` is called before each reconnect: it waits for this many seconds, or less if
+        there is no need to wait. `has_successor` returns whether the other side of the connection
+        is being replaced."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
@@ -324,14 +324,15 @@ class Lifecycle(Generic[ConnectionT]):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the endpoint cannot be called now. None if it can, or if calls wait for the next
-        connection."""
+        """The reason why the endpoint cannot be called now. None if it can, or if calls wait for
+        the next connection."""
         if self._hand_over is not None:
             return None
         if self._reason is not None or self.connection is None:
             return self._reason
         reason = self.connection.unavailable
-        # The silence of a new connection explains nothing, so report the earlier cause to users.
+        # The silence of a new connection does not explain anything, so report the earlier cause to
+        # users.
         unexplained = reason is not None and self._previous not in (None, reason)
         return f"{reason} (before that: {self._previous})" if unexplained else reason
 
@@ -428,8 +429,8 @@ class Lifecycle(Generic[ConnectionT]):
             await connection.close()
 
     def _pass_on(self, update: Update) -> None:
-        """Pass an update to the listener. If that fails, the update is the cause. The failure ends
-        this connection but not the daemon, which also serves other endpoints."""
+        """Pass an update to the listener. If that fails, assume that the update is the cause: the
+        failure ends this connection, but not the daemon, which also serves other endpoints."""
         try:
             if isinstance(update, Inventory):
                 self._listener.replaced(self._endpoint, update)
@@ -511,7 +512,7 @@ class Endpoint(Lifecycle[Connection], Caller):
     ) -> None:
         """
         Create an endpoint. `connect` creates the next connection. It may wait for one to appear,
-        and raises if there is none now. `node` is the node's name. For the rest, see
+        and raises if there is none now. `node` is the node's name. For the other parameters, see
         :class:`Lifecycle`.
         """
         Caller.__init__(self, name, traits=traits, node=node)

@@ -50,8 +50,8 @@ class DeviceFailedError(Exception):
         """Whether the driver is still releasing the device, so that the pod need not wait."""
 
     def alone(self) -> Self:
-        """Remove the cause, because it refers to objects of the driver, whose code would run if it
-        was logged."""
+        """Remove the cause, because it refers to objects of the driver, and logging it would run
+        the driver's code."""
         self.__cause__ = self.__context__ = self.__traceback__ = None
         return self
 
@@ -79,7 +79,7 @@ def failure_of(
     what: str,
     index: int | None = None,
 ) -> DeviceFailedError:
-    """Return the exception of a call as a sentence. `index` is the failed device."""
+    """Return a sentence for the exception of a call. `index` is the index of the failed device."""
     if isinstance(error, DeviceFailedError):
         return error
     name = f"driver {driver}"

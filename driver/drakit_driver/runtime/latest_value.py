@@ -29,13 +29,13 @@ PACE_SECONDS = 0.1
 """Minimum seconds between two reads. The first value is read immediately."""
 
 PACE_SECONDS_A_DEVICE = 20e-6
-"""Added for each device of an inventory: several times as long as the manager takes to
-compare it."""
+"""The additional seconds per device of an inventory: several times as long as the manager takes to
+compare a device."""
 
 SHARE = 9
 MAX_PAUSE_SECONDS = 2.0
-"""After a read, the pause is this many times as long as the work, up to a limit. So a source that
-keeps changing many devices gets a tenth of the loop's time."""
+"""After a read, the pause is this many times as long as the processing took, up to a limit. A
+source that keeps changing many devices therefore gets a tenth of the loop's time."""
 
 ValueT = TypeVar("ValueT")
 
@@ -82,15 +82,15 @@ class LatestValue(Generic[ValueT]):
         """Wake the reader, even if there is nothing new."""
         if not self._woken:
             self._woken = True
-            # the daemon's loop is closed, so there is no reader any more
+            # the daemon's loop is closed, so there is no reader
             with suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._news.set)
 
     # ------------------------------------------------------------ for the reader's loop
 
     def end(self, error: ConnectionEndedError) -> None:
-        """End the source. The reader gets this error instead of values that it has not read. Only
-        the first end matters."""
+        """End the source. The reader gets this error instead of values that it has not read yet. If
+        the source ends more than once, only the first error matters."""
         if self.over is None:
             self.over = error
             self._ended.set()

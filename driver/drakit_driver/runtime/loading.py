@@ -1,8 +1,8 @@
 """
 Finds the class of a driver and validates its configuration.
 
-A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Loading starts
-nothing.
+A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Loading does not
+start anything.
 
 Does not depend on claims, slices, gRPC or the kubelet.
 """
@@ -58,7 +58,7 @@ class LoadedDriver:
     stopped."""
 
     where: str
-    """File and key of its configuration, for errors during its creation."""
+    """The file and key of its configuration, for errors while it is created."""
 
     @property
     def foreign(self) -> bool:
@@ -110,7 +110,7 @@ def load_driver(
         name = cast("object", kind.name_of(config))
     except ValidationError as error:
         raise ConfigError(describe(error, file=file, below=key)) from error
-    except Exception as error:  # the vendor's validator
+    except Exception as error:  # the vendor's validator may raise anything
         raise ConfigError(f"{at}: {reference} fails to read it: {kind_and_text(error)}") from error
     if not is_driver_name(name):
         raise ConfigError(
@@ -139,7 +139,7 @@ def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:
-    """Return the problem of a driver's class, because vendors write classes that no type checker
+    """Return the problem with a driver's class, because vendors write classes that no type checker
     accepts."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
@@ -184,7 +184,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
 
 
 def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
-    """Return the problem of the driver's parameter versions."""
+    """Return the problem with the driver's parameter versions."""
     versions: Any = kind.parameter_versions
     if isinstance(versions, str) or not isinstance(versions, Sequence):
         return "has parameter_versions that are not a tuple of drakit.ParameterVersion"

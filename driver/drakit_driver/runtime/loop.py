@@ -1,8 +1,8 @@
 """
 The event loop of a driver, seen from outside: calls into it, its watchdog, and its end.
 
-* A call runs in the driver's loop. A cancellation is passed on, and the call ends here only after
-  it has ended there.
+* A call runs in the driver's loop. A cancellation is passed on, and the call in the daemon's loop
+  ends only after the call in the driver's loop has ended.
 * The daemon's loop polls the driver's loop once a second. A driver that blocks affects only its own
   calls, so a block is logged and shown in a gauge. It does not restart the plugin, because nothing
   can end the driver's thread.
@@ -72,7 +72,7 @@ class DriverLoop:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why calls are no longer possible, or None."""
+        """The reason why calls are no longer possible, or None."""
         return ENDING if self._closed is None and self._is_ending else self._closed
 
     async def call(
@@ -105,7 +105,7 @@ class DriverLoop:
             self.notify(call.cancel)
             await asyncio.wait({answer})
             with suppress(ConnectionEndedError, CallCancelledError):
-                self._result(answer)  # raises the function's exception
+                self._result(answer)  # this raises the function's exception
             raise
         finally:
             del self._open[future]
@@ -114,7 +114,7 @@ class DriverLoop:
     def _result(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT:
         if answer.cancelled() and not self._is_ending:
             raise CallCancelledError
-        # a SystemExit in the function ends the loop
+        # a SystemExit in the function would end the loop
         if answer.cancelled() or answer.exception() is not None:
             raise ConnectionEndedError(ENDING)
         result = answer.result()
@@ -132,7 +132,7 @@ class DriverLoop:
         self._closed = reason
         for future, running in self._open.items():
             if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
-                running.close()  # it never began, and Python would warn
+                running.close()  # it never began, so Python would warn about it
             if not future.done():
                 future.set_result(ConnectionEndedError(reason))
 
@@ -190,7 +190,7 @@ class Watchdog:
         self._thread = thread
         self._package = package
         self._answered_at: float | None = None
-        """When the loop last responded. All loops have the same clock."""
+        """The time at which the loop last responded. All loops have the same clock."""
         self.blocked: str | None = None
         """The call that blocks the driver's loop. None while the loop responds."""
 
@@ -236,8 +236,8 @@ class Watchdog:
 
 
 def where_is(thread: int, *, package: str) -> str:
-    """Return the current calls of a thread: the driver's innermost call, then the calls below
-    it."""
+    """Return the current calls of a thread: the innermost call in the driver's own code, then the
+    calls below it."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     calls: list[tuple[str, str]] = []
     while frame is not None:
@@ -275,8 +275,8 @@ end."""
 _OUR_CODE = str(Path(__file__).parent)
 
 _left: set[_Task] = set()
-"""Tasks that did not end. These references prevent the garbage collector from running their
-clean-up in the thread of the daemon's loop."""
+"""Tasks that did not end. These references prevent the garbage collector from running their cleanup
+in the thread of the daemon's loop."""
 
 
 def end_loop(
@@ -329,7 +329,7 @@ async def _end_calls() -> None:
     began."""
     calls = {task for task in _other_tasks() if _is_ours(task)}
     for call in calls:
-        # a second cancellation would interrupt the clean-up of an abandoned call
+        # a second cancellation would interrupt the cleanup of an abandoned call
         if not call.cancelling():
             call.cancel()
     if calls:
@@ -351,8 +351,8 @@ async def _end_leaked_tasks(driver: str) -> None:
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:
-    """Let a generator clean up, in the loop in which it ran. If it has ended, it has nothing
-    to do."""
+    """Let a generator clean up, in the loop in which it ran. If the generator has ended, this does
+    nothing."""
     if close is None:
         return
     closing = asyncio.ensure_future(close())

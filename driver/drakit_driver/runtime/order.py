@@ -1,11 +1,11 @@
 """
-The order of calls: calls that share a key run one after the other, in the order of their arrival.
-Calls without a common key run concurrently.
+The order of calls: calls that share a key run one at a time, in the order of their arrival. Calls
+without a common key run concurrently.
 
 A key is a claim (by UID), a device or a counter set (both by pool and name). A call enters the
-queues of all its keys at once, and runs when it is the first in each of them. A call that already
-holds keys enters further queues only for hardware, after its claim. So the earliest of all calls is
-never behind another one, and none waits forever.
+queues of all its keys at the same time, and runs when it is the first in each of them. A call that
+already holds the key of its claim enters further queues only for hardware. Therefore, the earliest
+of all calls is never behind another one, and no call waits forever.
 
 If a caller leaves (deadline, closed connection, cancellation), its running call continues, and the
 order stays the same. A running call keeps its place until its work has ended. A waiting call gives
@@ -78,7 +78,7 @@ class Order:
 
     def __init__(self) -> None:
         self._lines: dict[Key, deque[Place]] = {}
-        """Places by key, the running one first. No queue is ever empty."""
+        """The places of each key, with the running one first. No queue is ever empty."""
         self.idle = asyncio.Event()
         """Set while there are no calls."""
         self.idle.set()

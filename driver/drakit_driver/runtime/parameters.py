@@ -87,11 +87,13 @@ class _InvalidError(Exception):
 _VERSION_KEYS = ("apiVersion", "kind")
 
 _CURRENT = ParameterVersion("")
-"""The version of parameters without a version, if the driver lists no other one."""
+"""The version of parameters that have no version, unless the driver lists a different one for
+them."""
 
 
 class _VersionError(Exception):
-    """Parameters have a version that the driver does not list. The message follows a subject."""
+    """Parameters have a version that the driver does not list. The message follows the subject of a
+    sentence."""
 
 
 def _converted(
@@ -124,7 +126,7 @@ def _converted(
 
 
 def _together(first: DeviceParameters, last: DeviceParameters) -> DeviceParameters:
-    """Merge parameters of one type, field by field. Validators see the whole."""
+    """Merge parameters of one type, field by field. Validators see the merged result."""
     kind = type(first)
     given = {key: getattr(each, key) for each in (first, last) for key in each.model_fields_set}
     try:
@@ -174,7 +176,7 @@ def _current(
 def schemas_of(
     kind: type[DeviceParameters], versions: Sequence[ParameterVersion]
 ) -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of the parameters as users write them, by ``apiVersion``."""
+    """Return the JSON schemas of the parameters as users write them, keyed by ``apiVersion``."""
     known = [*versions, *([] if any(not each.api_version for each in versions) else [_CURRENT])]
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(each.api_version for each in known):
@@ -193,7 +195,7 @@ def schemas_of(
 
 class _Schema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # a title that repeats the name
+        return False  # a title that only repeats the name
 
 
 def _schema(
@@ -266,7 +268,7 @@ def _known_keys(kind: type[DeviceParameters]) -> str:
 
 
 def _hint(parts: Sequence[int | str]) -> str:
-    """Return the spelling of a key that has, or resembles, the name of a field in Python."""
+    """Return the correct spelling of a key that is, or resembles, the Python name of a field."""
     key = parts[-1]
     if (
         not isinstance(key, str)

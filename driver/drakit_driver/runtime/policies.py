@@ -8,11 +8,11 @@ policies, it would run without policies.
 
 The feed also provides the driver with the devices that claims hold, with the claims and the numbers
 of their device nodes. The host reads the checkpoint every few seconds, but the results of a recent
-prepare apply immediately. Otherwise, another policy could take the device, and its new name could
-be prepared for a second claim.
+prepare apply immediately. Otherwise, another policy could take over the device, and a second claim
+could be prepared with its new name.
 
-Use it in the daemon's loop only, except for `held`. The module does not depend on the API server,
-files or threads.
+Use the feed only in the daemon's loop, except for `held`. The module does not depend on the API
+server, files or threads.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ STORED_SECONDS = 30.0
 two reads of it on a slow disk. A claim that is not stored by then has failed."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
-"""Policies by name. The spec of a policy for a backend is the JSON object itself."""
+"""Policies, keyed by name. The spec of a policy for a backend is the JSON object itself."""
 
 
 HeldClaims = Mapping[str, Mapping[ClaimReference, HeldDevice]]
-"""The claims that hold each device, with the devices that each of them holds. A device in a named
-pool is ``pool/name``."""
+"""The claims that hold each device, with the part of the device that each of them holds. The key of
+a device in a named pool is ``pool/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def read_policy(
         problem = "; ".join(line.removeprefix(": ") for line in lines)
     except ValueError as error:
         problem = text_of(error)
-    except Exception as error:  # the vendor's validator
+    except Exception as error:  # the vendor's validator may raise anything
         problem = f"spec: the driver fails to read it: {kind_and_text(error)}"
     else:
         return Policy(name=name, created=created, generation=generation, spec=checked)
@@ -122,7 +122,7 @@ class PolicyFeed:
         """The policies that the driver applied last. None if it has not applied any."""
 
         self.refusal: str | None = None
-        """Why the driver refused the newest policies, or None."""
+        """The reason why the driver refused the newest policies, or None."""
 
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""
@@ -132,7 +132,7 @@ class PolicyFeed:
 
         self.on_invalid: Callable[[AnyPolicies, Mapping[str, str]], None] | None = None
         """Called with offered policies of which a backend has found some invalid, and with their
-        problems by name. It must offer other policies."""
+        problems, keyed by name. It must offer other policies."""
 
         self.held_changed = asyncio.Event()
         """Set when the held devices change. Its only user clears it."""
@@ -159,7 +159,7 @@ class PolicyFeed:
 
     def held_claims(self) -> HeldClaims:
         """Return the claims that hold each device. Can be called in the driver's thread."""
-        # Read in this order, because a device moves from the first to the second.
+        # Read in this order, because a device moves from `_prepared` to `_stored`.
         prepared, stored = self._prepared, self._stored
         claims = {name: dict(of_device) for name, of_device in stored.items()}
         for (name, claim), each in prepared.items():
@@ -199,7 +199,7 @@ class PolicyFeed:
         batch: Iterable[AllocatedClaim],
         results: Mapping[str, Sequence[PreparedDevice] | Exception],
     ) -> None:
-        """Record that a call has prepared claims, with these results by UID."""
+        """Record that a call has prepared claims, with these results, keyed by UID."""
         for item in batch:
             result = results.get(item.claim.uid)
             if result is None or isinstance(result, Exception):
@@ -271,8 +271,8 @@ class PolicyFeed:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a driver that has not listed anything must still wait. None if it does not wait for
-        policies."""
+        """The reason why a driver that has not listed anything must still wait. None if it does not
+        wait for policies."""
         if not self.known:
             return (
                 "its policies are unknown: the API server has not responded yet, and this node has "
@@ -317,7 +317,7 @@ def _merged(devices: Collection[HeldDevice]) -> HeldDevice:
     nodes = dict.fromkeys(node for each in devices for node in each.nodes)
     return HeldDevice(
         claims=tuple(dict.fromkeys(claim for each in devices for claim in each.claims)),
-        # A node that is current for one claim is current.
+        # A node that is current for any claim is current.
         nodes=tuple(n for n in nodes if n.current or replace(n, current=True) not in nodes),
         shares=tuple(share for each in devices for share in each.shares),
     )

@@ -56,7 +56,7 @@ class _Polled:
     def __init__(self, key: DeviceKey, device: Device) -> None:
         self.key = key
         self.device: Device | None = device
-        """None if the device is gone, but its call has not ended."""
+        """The device. None if it is gone, but its call has not ended."""
 
         self.reported: Health | None = None
         self.task: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class HealthPolling:
     def __init__(
         self, name: str, driver: Driver[Any, Any], report: Callable[[DeviceKey, Health], None]
     ) -> None:
-        """Create the polling. `report` gets the first health of each device and each change."""
+        """Create the polling. `report` receives the first health of each device and each change."""
         self._name = name
         self._driver = driver
         self._report = report
@@ -79,7 +79,8 @@ class HealthPolling:
         self._loop = asyncio.get_running_loop()
         self._polled: dict[DeviceKey, _Polled] = {}
         self._due: list[tuple[float, int, _Polled]] = []
-        """A heap. Entries of devices that are gone are skipped."""
+        """A heap of the devices with the times at which they are due. Entries of devices that are
+        gone are skipped."""
         self._order = itertools.count()
         self._calls = 0
         """The number of calls within their time limit."""
@@ -192,7 +193,7 @@ class HealthPolling:
         return Health.unknown(text)
 
     def _log_once(self, kind: str, text: str, error: BaseException | None) -> None:
-        """Log a problem once per connection, rather than for each device every few seconds."""
+        """Log a problem once per connection, instead of for each device every few seconds."""
         if kind not in self._logged:
             self._logged.add(kind)
             facts = {"driver": self._name, "error": text}
@@ -202,6 +203,6 @@ class HealthPolling:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Retrieve a SystemExit, because the loop, which it has ended, raises it."""
+    """Retrieve a SystemExit, because the loop raises it anyway when it ends."""
     if not task.cancelled():
         task.exception()

@@ -2,8 +2,8 @@
 Takes snapshots of a source's inventories, and detects devices that are unchanged in the next one.
 
 Devices and edits are frozen, but their contents are the vendor's: mappings that change later,
-strings that are enums, mappings that read hardware. So a driver's objects are copied to Python's
-own types, in the driver's thread, before any other code reads them. A value of any other type
+strings that are enums, mappings that read hardware. Therefore, a driver's objects are copied to
+built-in types, in the driver's thread, before any other code reads them. A value of any other type
 becomes an :class:`UnsupportedValue`, so that the check that refuses the device can name the type.
 
 Sources list all of their devices at each change, and most are unchanged. Unchanged devices keep
@@ -65,7 +65,7 @@ STEP_SECONDS = 0.002
 wait for the interpreter."""
 
 PAUSE_SECONDS = 0.001
-"""Long enough for another thread to get the interpreter."""
+"""How long the thread pauses, so that another thread can run."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 AnyT = TypeVar("AnyT")
@@ -117,7 +117,7 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
         return value
     if kind in _FIELDS and depth < MAX_DEPTH:
         return _copy_of_fields(value, kind, depth)
-    if isinstance(value, str):  # for example, an enum
+    if isinstance(value, str):  # an enum, for example
         return str.__str__(value)
     if isinstance(value, int):
         return int(value)
@@ -199,7 +199,7 @@ def _names(listed: object) -> tuple[str, ...]:
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
-    # The characters of a string would be names.
+    # Otherwise, the characters of a string would be treated as names.
     if not isinstance(listed, Iterable) or (kind is str and isinstance(listed, str)):
         raise DriverError(
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
@@ -212,7 +212,7 @@ def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
             f"it listed more than {MAX_DEVICES:,} {plural}, which no node can publish; this is a "
             "bug in the driver"
         )
-    if set(map(type, things)) - {kind}:  # a fast check, because it runs at each yield
+    if set(map(type, things)) - {kind}:  # this check is fast, because it runs at each yield
         for thing in things:
             if not isinstance(thing, kind):
                 raise DriverError(
@@ -229,7 +229,7 @@ class InventorySnapshots:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_at = 0.0
-        """When the work without a pause began, on the loop's clock."""
+        """The time at which the work without a pause began, on the loop's clock."""
         self._known: dict[str, dict[tuple[str, str], Any]] = {}
         """The last snapshots of each collection, keyed by pool and name. If several have the same
         name, the first one."""
@@ -313,8 +313,8 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
 
 
 def by_key(inventory: Inventory) -> dict[tuple[str, str] | None, Device]:
-    """Return the devices of an inventory by pool and name. If several have the same name, the first
-    one applies; the fallback comes last."""
+    """Return the devices of an inventory, keyed by pool and name. If several have the same name,
+    the first one applies. The fallback comes last."""
     listed = (*inventory.devices, *(inventory.fallback or ()))
     return {key_of(each): each for each in reversed(listed)}
 
@@ -337,7 +337,7 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
         if isinstance(new, CounterSet) or isinstance(old, CounterSet):
             return bool(_set_values(new) == _set_values(old))
         return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
-    except Exception:  # a value of a wrong type is copied, and a check refuses it
+    except Exception:  # a value of the wrong type is copied, and a check refuses it
         return False
 
 

@@ -7,7 +7,7 @@ those need a backend. :mod:`.endpoint` decides when to connect again. :mod:`.loo
 driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and :mod:`.polling`
 polls the health of its devices.
 
-A driver that yields too fast is stopped. Only inventories of a wrong type and endless yields are
+A driver that yields too fast is stopped. Only inventories of the wrong type and endless yields are
 refused here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the
 newest inventory. The device manager checks each device, and omits only those that cannot be
 published.
@@ -48,14 +48,14 @@ from drakit_driver.runtime.snapshot import InventorySnapshots, inventory_of
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""How long a driver's constructor may take before the daemon continues without it."""
+"""The maximum duration of a driver's constructor before the daemon continues without it."""
 
 LIST_SECONDS = 2.0
-"""How long a new driver has to list its devices before the daemon serves without it. The kubelet
-may be waiting for a claim, and would have to retry."""
+"""The maximum time for a new driver to list its devices before the daemon serves without it. The
+kubelet may be waiting for a claim, and would have to retry."""
 
 CLOSE_SECONDS = 5.0
-"""How long a driver has to end. Its thread does not delay the process."""
+"""How long the daemon waits for the end of a driver. Its thread does not delay the process."""
 
 
 # ---------------------------------------------------------------- inventories
@@ -73,7 +73,7 @@ SNAPSHOT_SECONDS = 0.05
 times a second."""
 
 TURN_SECONDS = 0.005
-"""How long a stream that does not wait may keep the driver's loop from its calls."""
+"""How long a stream that does not wait may occupy the driver's loop before other calls run."""
 
 
 class FloodError(DriverError):
@@ -97,7 +97,7 @@ class UnreadableError(DriverError):
 
 
 def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
-    """Get a driver's stream. Raises :class:`DriverError` if there is no stream."""
+    """Return a driver's stream. Raises :class:`DriverError` if there is no stream."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):
         return cast("AsyncIterator[object]", stream)
@@ -147,7 +147,7 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
 
 
 class PythonConnector:
-    """Creates the connections of one driver, one after the other."""
+    """Creates the connections of one driver, one at a time."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class PythonConnector:
         policies: PolicyFeed | None = None,
     ) -> None:
         """Create a connector. `make` is called in the driver's thread, once per run. A driver that
-        has `policies` lists its devices only after it got them."""
+        has `policies` lists its devices only after it has received them."""
         self._name = name
         self._make = make
         self._traits = traits
@@ -174,8 +174,8 @@ class PythonConnector:
         start.
         """
         if self._last is not None:
-            # Two runs of a driver never overlap, because the first may hold hardware that the next
-            # one needs.
+            # Two runs of a driver must not overlap, because the first may hold hardware that the
+            # next one needs.
             await self._last.gone()
         self._last = PythonConnection(self._name, self._make, self._traits, self._policies)
         await self._last.start()
@@ -280,7 +280,7 @@ class PythonConnection:
 
     async def close(self) -> None:
         """Implement :meth:`.Connection.close`. A driver that does not end in time is abandoned."""
-        self._is_closing = True  # a driver that is still starting is ended after its start
+        self._is_closing = True  # a driver that is still starting is ended once it has started
         self._cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -291,7 +291,7 @@ class PythonConnection:
 
     def _cancel(self) -> None:
         if self._main is not None:
-            with suppress(RuntimeError):  # it is already closed, so it is ending
+            with suppress(RuntimeError):  # it is already closed, so the loop is ending
                 self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
     # ------------------------------------------------------------ in the daemon's loop: calls
@@ -347,7 +347,7 @@ class PythonConnection:
         self._latest.end(ended)
         if not self._started.done():
             self._started.set_exception(refusal or ended)
-            self._started.exception()  # retrieve it, whether or not any code awaits it
+            self._started.exception()  # retrieve the exception, whether or not any code awaits it
 
     # ------------------------------------------------------------ in the thread
 
