@@ -7,7 +7,7 @@ them. :mod:`.selectors` decides which selectors must be evaluated, and stores th
 on the other nodes: :mod:`.asking` plans the queries, and :mod:`.trial` combines the results.
 :mod:`.pools` and :mod:`.availability` count the obstacles. :mod:`.pending` identifies the problem
 by one of :mod:`.codes`. :mod:`.pending_claims` finds problems before a query, :mod:`.shortage`
-finds those after it, :mod:`.wording` has their phrases, and :mod:`.unmatched` explains why no
+finds those after it, :mod:`.wording` contains their phrases, and :mod:`.unmatched` explains why no
 device matches. :mod:`.remedies` proves which change would be enough. :mod:`.broken` and
 :mod:`.deletion` explain pods and claims after the allocation, from the :mod:`.evidence` of kubelets
 and runtimes and the known :mod:`.bugs`.

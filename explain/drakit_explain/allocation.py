@@ -26,11 +26,12 @@ Consumed = Mapping[str, int]
 """Billionths of each capacity, keyed by its name in the slice."""
 
 _WHOLE = 10**9
-"""Billionths of one."""
+"""One, in billionths."""
 
 
 def summed(amounts: Iterable[Amount]) -> dict[str, int]:
-    """Add up amounts by name, in billionths; raise ValueError if one is not a quantity."""
+    """Return the sum of the amounts for each name, in billionths. Raises ValueError if an amount is
+    not a quantity."""
     sums: dict[str, int] = {}
     for amount in amounts:
         sums[amount.name] = sums.get(amount.name, 0) + quantity_units(amount.quantity)
@@ -38,13 +39,14 @@ def summed(amounts: Iterable[Amount]) -> dict[str, int]:
 
 
 def consumed_of(device: DeviceID, shares: Iterable[Share]) -> Consumed | None:
-    """Return how much of a device's capacity the shares take, or None if they take nothing."""
+    """Return how much of a device's capacity the shares consume, or None if they consume
+    nothing."""
     amounts = [amount for each in shares if each.device == device for amount in each.consumed]
     return summed(amounts) if amounts else None
 
 
 def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:
-    """Return how much a request takes of each capacity of a device."""
+    """Return how much of each capacity of a device a request consumes."""
     wanted = summed(asked)
     return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
 
@@ -53,7 +55,7 @@ def short_capacities(
     capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
 ) -> tuple[str, ...] | None:
     """
-    Return the capacities that have less left than a claim takes. Empty if there are none.
+    Return the capacities of which less is left than a claim needs. Empty if there are none.
 
     None means that the device cannot provide such amounts even if nothing is consumed. Raises
     ValueError if a value is not a quantity.
@@ -148,7 +150,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorError:
-    """An error that ends the allocation on a node."""
+    """An error that stops the allocation on a node."""
 
     kind: Failure
     text: str
@@ -158,7 +160,7 @@ class AllocatorError:
     """The device at which a selector fails."""
 
     pool: PoolID | None = None
-    """The pool because of which the allocator fails, if any."""
+    """The pool that causes the error, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,22 +180,22 @@ class Selected:
     """The results of all selectors of a request for the devices of one slice."""
 
     matches: int = 0
-    """A bitmask of the devices that match all selectors, by their indexes."""
+    """A bitmask of the devices that match all selectors, with a bit for each index."""
 
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Runtime errors by the index of the device."""
+    """Runtime errors, keyed by the index of the device."""
 
     rejected: tuple[int, ...] = ()
-    """For each evaluated selector, in order: the number of devices that it rejects."""
+    """The number of devices that each evaluated selector rejects, in the order of the selectors."""
 
 
 class NotEvaluatedError(Exception):
-    """No result is certain, for example because of a long selector. The message is a clause with
-    the cause."""
+    """There is no certain result, for example because of a long selector. The message is a clause
+    that describes the cause."""
 
 
 def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
-    """Return whether a toleration applies to a taint, by the scheduler's rules."""
+    """Return whether a toleration applies to a taint, according to the scheduler's rules."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:
@@ -204,7 +206,7 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 
 
 def counters_of(facts: DeviceFacts) -> Iterator[tuple[Counter, int]]:
-    """Return the amounts that a device consumes of its pool's counters, in billionths."""
+    """Return the amounts that a device consumes from its pool's counters, in billionths."""
     for each in facts.consumes:
         for amount in each.counters:
             yield Counter(each.name, amount.name), quantity_units(amount.quantity)

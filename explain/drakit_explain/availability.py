@@ -1,10 +1,10 @@
 """
 Counts the devices of a cluster for a request, and the obstacles to the use of the others.
 
-Each device of a slice is counted once, under the obstacle that lasts longest: first a node that the
-pod cannot use, then taints, then holders, because a release does not help with a tainted device.
-The count of a slice is cached until the slice, or an allocation in its pool, changes. Counts only
-explain a result: Kubernetes' allocator decides whether a pod fits.
+Each device of a slice is counted once, under the obstacle that is hardest to remove: first a node
+that the pod cannot use, then taints, then holders, because releasing a tainted device does not
+help. The count of a slice is cached until the slice, or an allocation in its pool, changes. Counts
+only explain a result: Kubernetes' allocator decides whether a pod fits.
 
 Does not depend on clients.
 """
@@ -38,10 +38,11 @@ STEPS_PER_DEVICE = 5
 """Steps of a slice, and of each of its devices if they are counted one by one."""
 
 NAMED_DEVICES = 3
-"""The number of unhealthy devices that are kept, because a sentence quotes their drivers."""
+"""The maximum number of unhealthy devices that are kept, because a sentence quotes their
+drivers."""
 
 NAMED_HOLDERS = 3
-"""The number of holders that are kept per namespace. An Event names at most this many."""
+"""The maximum number of holders that are kept per namespace, and that an Event names."""
 
 
 # ---------------------------------------------------------------- one slice
@@ -53,17 +54,18 @@ class Obstacle:
 
     devices: int = 0
     words: set[str] = field(default_factory=set[str])
-    """Keys of taints, names of capacities, or reasons against nodes."""
+    """The keys of taints, the names of capacities, or the reasons why nodes cannot be used."""
 
     holders: list[Mapping[str, ClaimFacts]] = field(
         default_factory=list["Mapping[str, ClaimFacts]"]
     )
-    """Claims by UID, one mapping for each slice. They are not copied, because many requests of a
-    large cluster have the same 100,000 holders."""
+    """Claims, keyed by UID, in one mapping for each slice. The mappings are not copied, because
+    many requests in a large cluster have the same 100,000 holders."""
 
     @property
     def claims(self) -> dict[str, ClaimFacts]:
-        """The claims that must release something, keyed by UID. Computed only if they are named."""
+        """The claims that must release something, keyed by UID. Computed only if they are to be
+        named."""
         united: dict[str, ClaimFacts] = {}
         for each in self.holders:
             united.update(each)
@@ -84,7 +86,7 @@ class Obstacle:
 
 
 class Left(NamedTuple):
-    """The rest of a device's capacity, in billionths."""
+    """The remaining amount of a device's capacity, in billionths."""
 
     amount: int
     total: int
@@ -119,8 +121,8 @@ class Tally(NamedTuple):
         return self.free >= request.count
 
     def would_do(self, request: Request, *, untainted: bool = False) -> bool:
-        """Return whether enough devices would be free if claims released them. If `untainted`,
-        taints are ignored, too."""
+        """Return whether enough devices would be free if claims released them. If `untainted` is
+        set, taints are ignored as well."""
         if request.every:
             return bool(self.total) and (untainted or not self.tainted)
         return self.total - (0 if untainted else self.tainted) >= request.count
@@ -131,8 +133,8 @@ NOTHING = Tally()
 
 @lru_cache(maxsize=1024)
 def _shared(free: int, held: int, tainted: int) -> Tally:
-    """Return a shared object for equal numbers, because thousands of slices and nodes have the
-    same."""
+    """Return a shared object for equal numbers, because thousands of slices and nodes have the same
+    numbers."""
     return Tally(free, held, tainted)
 
 
@@ -146,33 +148,35 @@ class Availability:
 
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Key and effect of each taint of `tainted`."""
+    """The key and the effect of each taint in `tainted`."""
 
     rules: set[str] = field(default_factory=set[str])
-    """DeviceTaintRules that add taints of `tainted`."""
+    """The DeviceTaintRules that add taints in `tainted`."""
 
     near: set[str] = field(default_factory=set[str])
-    """How tolerations of the request differ from taints of `tainted` with the same key."""
+    """Sentences about how the request's tolerations differ from taints in `tainted` with the same
+    key."""
 
     unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
-    """The first devices of `tainted` that drakit's node plugin reports as unhealthy."""
+    """The first devices in `tainted` that drakit's node plugin reports as unhealthy."""
 
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
     """Devices whose hardware other devices use."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
-    """Shared devices that have too little left."""
+    """Shared devices with too little left."""
 
     left: dict[str, Left] = field(default_factory=dict[str, "Left"])
-    """By the name of a capacity: the most that a device of `used_up` has left."""
+    """The maximum amount that any device in `used_up` has left, keyed by the name of the
+    capacity."""
 
     elsewhere: Obstacle = field(default_factory=Obstacle)
     """Devices that are available only on nodes that the pod cannot use."""
 
     most_free: tuple[str, int] = ("", 0)
-    """The node with the most free devices, and their number. Of several nodes, the first by
-    name."""
+    """The node with the most free devices, and their number. If there are several such nodes, the
+    first by name."""
 
     on_one_node: tuple[Code | None, int] | None = None
     """The result of :meth:`Analysis.on_one_node`, which equal pods share."""
@@ -209,7 +213,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SelectorError:
-    """A device on which a selector fails. The allocator fails if it reaches the device."""
+    """A device on which a selector fails. The allocator fails when it reaches the device."""
 
     device: DeviceID
     text: str
@@ -225,7 +229,7 @@ class SliceCount:
     """The world's revision at the last change of an allocation in the pool."""
 
     rejected: tuple[int, ...]
-    """For each selector that was reached: the number of devices that it rejects."""
+    """The number of devices that each selector rejects, for the selectors that were reached."""
 
     errors: tuple[SelectorError, ...]
     tally: Tally = NOTHING
@@ -279,7 +283,7 @@ class SliceCounting:
             self._sort(count, selected.matches)
         if count.errors or count.found is not None:
             return count
-        # Many requests have the same count in a slice, and their counts are cached.
+        # Many requests have the same count in a slice, so their counts are shared.
         key = (count.stamp, count.rejected, count.tally, count.small, id(count.holders))
         known = self._world.found_in(of)
         if (same := known.get(key)) is not None and same.reach is reach:
@@ -293,7 +297,7 @@ class SliceCounting:
         if not reach.plain or world.rules_of_pool(of.of_pool):
             count.found = Availability()
             self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
-            if of.devices.consumes:  # the counters of a pool are read once
+            if of.devices.consumes:  # read the counters of a pool only once
                 self._budget.spend(2 * len(of.devices))
             partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many have the same holders
             for index in bits(matches):
@@ -353,7 +357,7 @@ class SliceCounting:
             if any(taint.key == UNHEALTHY for taint in obstacles):
                 found.add_unhealthy(identity)
         elif request.admin_access:
-            found.free += 1  # it consumes nothing
+            found.free += 1  # the device consumes nothing
         elif (holder := world.holder(identity)) is not None:
             found.allocated.add(claims=(holder,))
         elif short:
@@ -377,7 +381,7 @@ class SliceCounting:
 
 
 def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
-    """Return how tolerations differ from taints with the same key."""
+    """Return sentences about how tolerations differ from taints with the same key."""
     for taint in taints:
         for each in tolerations:
             if each.key != taint.key:
@@ -402,15 +406,15 @@ def not_tolerated(
 
 @dataclass(slots=True)
 class _Taken:
-    """The consumed amount of a counter, and its holders."""
+    """The consumed amount of a counter, and the claims that consume it."""
 
     amount: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
 
 
 class Hardware:
-    """The rest of each pool's counters, without the allocated partitions. Each pool is read once,
-    until an allocation in it changes."""
+    """The rest of each pool's counters, without the allocated partitions. Each pool is read only
+    once, until an allocation in it changes."""
 
     def __init__(self, world: World) -> None:
         self.world: World = world
@@ -464,15 +468,16 @@ class Hardware:
 # ---------------------------------------------------------------- the cluster
 
 REQUESTS = 4
-"""The maximum number of distinct requests of an explanation for which the devices of the cluster
-are counted. Counts are cached, so a later explanation counts less."""
+"""The maximum number of distinct requests in an explanation for which the devices of the cluster
+are counted. Counts are cached, so a later explanation has to count less."""
 
 MAX_PLACEMENTS = 2
 """The maximum number of sets of nodes for which the results of a request are cached. Each takes up
-to 0.6 MiB with 5,000 nodes, and each pod can have a set of its own."""
+to 0.6 MiB with 5,000 nodes, and each pod can have a different set."""
 
 SLICES_AT_ONCE = 250
-"""The number of slices that are counted before an explanation without a pause: about 10 ms."""
+"""The maximum number of slices that are counted without a pause before an explanation: about 10
+ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -484,10 +489,10 @@ class Analysis:
     """The world's revision."""
 
     selectors: tuple[tuple[str, str], ...]
-    """The selectors in order: owner and expression."""
+    """The selectors in order, each as its owner and the expression."""
 
     counts: Mapping[str, SliceCount]
-    """The counts by the name of the slice."""
+    """The counts, keyed by the name of the slice."""
 
     published: int
     rejected: tuple[tuple[str, str, int], ...]
@@ -502,7 +507,7 @@ class Analysis:
     by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
         default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
     )
-    """Results by the nodes that a pod can use, because most pods can use the same nodes."""
+    """Results, each with the nodes that a pod can use, because most pods can use the same nodes."""
 
     kinds: set[tuple[str, DeviceKind]] = field(default_factory=set[tuple[str, DeviceKind]])
     """The kinds of the matching devices, each with its driver. The first pod that needs them
@@ -511,8 +516,8 @@ class Analysis:
     def on_one_node(
         self, nodes: Mapping[str, Unusable | None], found: Availability
     ) -> tuple[Code | None, int]:
-        """Return why no node has enough devices for the request, and the most that a node
-        publishes. The reason is None if no node publishes enough."""
+        """Return the reason why no node has enough devices for the request, and the largest number
+        of devices that a node publishes. The reason is None if no node publishes enough."""
         request, on_nodes = self.request, self.on_nodes
         usable = [each for node, each in on_nodes.items() if nodes.get(node, NOTHING) is None]
         code: Code | None = None
@@ -529,7 +534,7 @@ class Analysis:
         """Return the kinds of the matching devices, each with its driver."""
         if not self.kinds:
             selection = Selection(world, self.request)
-            found: set[tuple[str, int]] = set()  # the hash of a kind costs more than the rest
+            found: set[tuple[str, int]] = set()  # hashing a kind would be slower
             for count in self.counts.values():
                 of = count.reach.slice
                 groups = [
@@ -582,8 +587,8 @@ class Analysis:
         budget.spend(1 + len(self.on_nodes) // 10)
         able = {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
         if self.request.every:
-            # These counts include devices that are for other nodes, or that "all" leaves out
-            # because their shares are used up.
+            # These counts include devices that are for other nodes, or that a request for all
+            # devices omits because their shares are used up.
             more = (
                 name
                 for each in self.counts.values()
@@ -599,7 +604,8 @@ def _word(reason: Unusable) -> str:
 
 
 def needed(request: Request, found: Availability | None = None) -> int:
-    """Return the minimum number of devices. For "all", it is at least one."""
+    """Return the minimum number of devices for a request. For a request for all devices, it is at
+    least one."""
     if request.every and found is not None:
         return max(found.total, 1)
     return max(request.count, 1)
@@ -631,7 +637,8 @@ def analyze_in_steps(
     request: Request, world: World, budget: Budget, *, before: Analysis | None
 ) -> Iterator[Analysis | None]:
     """
-    Do the same as :func:`analyze`, in steps: yield None after each, and the analysis at the end.
+    Do the same as :func:`analyze`, in steps. Yield None after each step, and the analysis at the
+    end.
 
     The analysis has the revision of the first step, so that later changes are counted again. It
     ends early if slices or rules change.
@@ -711,7 +718,7 @@ def _updated(before: Analysis, world: World, counting: SliceCounting) -> Analysi
     for pool in world.pools_changed_since(before.revision):
         for of in world.slices_of_pool(pool):
             old = counts.get(of.name)
-            if old is None:  # no node reaches it
+            if old is None:  # the slice was not reachable from any node
                 continue
             new = counts[of.name] = counting.count(old.reach)
             matching += new.tally.total + new.small - old.tally.total - old.small

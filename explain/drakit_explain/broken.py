@@ -1,9 +1,9 @@
 """
-The problems of allocated claims: of pods that have a node and do not start, or that run.
+The problems of allocated claims whose pods have a node but do not start, or are running.
 
 The allocation is compared with the node, the pools and devices, their taints, the binding
-conditions, and the consumers of the claim. Only certain problems are returned: a pool that is being
-updated, or a kind that may not be listed, allows no conclusion.
+conditions, and the consumers of the claim. Only certain problems are returned: no conclusion is
+possible about a pool that is being updated, or about a kind that may not be listed.
 
 :mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks, or
 Events.
@@ -52,22 +52,23 @@ from drakit_explain.reports import (
 from drakit_explain.world import EVERYWHERE, World
 
 MAX_CONSUMERS = 256
-"""Entries in the ``status.reservedFor`` of a claim: the API's limit."""
+"""The API's limit for the entries in the ``status.reservedFor`` of a claim."""
 
 _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
-"""The time within which the report of a node follows its slices."""
+"""The maximum time from a change of a node's slices to the corresponding report."""
 
 REPUBLISHED_SECONDS = 15.0
-"""The time within which a starting driver publishes its devices, after its first slices."""
+"""The maximum time from the first slices of a starting driver to the publication of all its
+devices."""
 
 _MUST_LAST = frozenset(
     [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
 )
-"""Problems of a pod with a node that also appear while the watch of claims lags behind that of
-pods. The pod may already be running when its owner reads the advice."""
+"""Problems of a pod with a node that are also found while the watch of claims lags behind the watch
+of pods. The pod may already be running when its owner reads the advice."""
 
 
 def is_placed(pod: PodFacts) -> bool:
@@ -79,10 +80,10 @@ def broken_pod(
     pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
 ) -> tuple[Reason, ...]:
     """
-    Return why a pod that has a node does not start, or the problems of a running pod.
+    Return the reasons why a pod that has a node does not start, or the problems of a running pod.
 
-    :param settled: the pod has had its node for a while, so that a state that is normal for a short
-        time is a problem.
+    :param settled: whether the pod has had its node for some time. Then, a state that is normal for
+        a short time is a problem.
     :param events: the Events about the pod and its claims, if they are known.
     """
     if pod.node is None or not is_placed(pod):
@@ -97,7 +98,7 @@ def broken_pod(
         slow = list(_slow(pod.node, claims, world))
         if step is not None and (step.code is Code.NOT_PREPARED or not slow):
             found.append(step)
-        elif not found and slow:  # a volume or sandbox failed first
+        elif not found and slow:  # otherwise, a volume or the sandbox has failed first
             found += slow
         elif not found and settled and (pod.claims or pod.extended_claim):
             found.append(_not_prepared(pod.node, claims, events))
@@ -116,8 +117,8 @@ def broken_pod(
 
 
 def failed_pod(pod: PodFacts) -> tuple[Reason, ...]:
-    """Return why a pod has failed."""
-    found = replace(failed(pod), transient="", patience_seconds=None)  # it does not end
+    """Return the reasons why a pod has failed."""
+    found = replace(failed(pod), transient="", patience_seconds=None)  # the failure is permanent
     where = f" on node {pod.node}" if pod.node else ""
     return (found.about(pod.reference, f"pod {pod.namespace}/{pod.name}{where} "),)
 
@@ -152,7 +153,8 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
 
 
 def gone_under(claim: ClaimFacts, consumer: Consumer, world: World) -> tuple[Reason, ...]:
-    """Return the missing devices of a claim, for a pod that runs with it."""
+    """Return the missing devices of a claim, as reasons for a pod that is running with the
+    claim."""
     found = _of_allocation(claim, node_of_claim(claim), world)
     pod = ObjectReference("Pod", consumer.name, consumer.uid, claim.namespace, api_version="v1")
     start = f"pod {claim.namespace}/{consumer.name} is running, but "
@@ -170,12 +172,13 @@ def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping
 
 
 def has_others(claim: ClaimFacts, pod: PodFacts) -> bool:
-    """Return whether a claim is reserved for others. If not, the scheduler may deallocate it."""
+    """Return whether a claim is also reserved for other objects. If not, the scheduler may
+    deallocate it."""
     return any(each.uid != pod.uid for each in claim.consumers)
 
 
 def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
-    """Return why the scheduler cannot bind a pod whose claims are allocated."""
+    """Return the reasons why the scheduler cannot bind a pod whose claims are allocated."""
     for claim in claims:
         node = node_of_claim(claim)
         gone = node is not None and node_problem(node, world) is Code.NODE_GONE
@@ -216,7 +219,7 @@ def _of_pod(pod: PodFacts, node: str, world: World, *, settled: bool) -> Iterato
             "owns the pod, it creates a new one",
         )
     for each in pod.claims:
-        if settled or each.claim or each.generated:  # otherwise, it is about to be created
+        if settled or each.claim or each.generated:  # otherwise, the claim is about to be created
             yield from _of_pod_claim(each, pod, node, world)
     if (name := pod.extended_claim) is not None:
         yield from _of_claim(name, world.claim(pod.namespace, name), pod, node, world)
@@ -295,7 +298,7 @@ def _of_claim(
 
 
 def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
-    # The members of a group of pods are not known here.
+    # The pods that belong to a group of pods are not known here.
     if any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers):
         return
     if len(claim.consumers) >= MAX_CONSUMERS:
@@ -331,7 +334,8 @@ def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Fin
 
 
 def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Finding:
-    """Return the reason why the kubelet waits, if it reports no failure."""
+    """Return a finding that the kubelet waits for the preparation of claims, if no failure was
+    reported."""
     named = " and ".join(drivers_of(claims)) or "its drivers"
     waits = (
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
@@ -358,7 +362,7 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
         elif result.outstanding:
             yield Finding(
                 code=Code.BINDING_OUTSTANDING,
-                transient=Code.BINDING_OUTSTANDING,  # devices are attached at this time
+                transient=Code.BINDING_OUTSTANDING,  # devices may be attached at this moment
                 what=f"{device_of_result(result, claim)} waits for its binding condition "
                 f"{', '.join(result.outstanding)}; check the controller of "
                 f"driver {result.device.driver}, which sets it in status.devices of the claim",
@@ -378,7 +382,7 @@ def _of_result(
     slices = world.slices_of_pool(pool)
     if not slices:
         if world.unreadable():
-            return  # the pool may be one of these
+            return  # the device may be in one of these pools
         if node is not None and not publishes(pool.driver, node, world):
             yield Finding(
                 code=Code.DRIVER_UNAVAILABLE,
@@ -417,8 +421,8 @@ def _released(claim: ClaimFacts) -> str:
 
 
 def _back(device: DeviceID) -> str:
-    """Return the action that makes a device available again."""
-    if device.driver == HOSTDEV:  # a policy may offer fewer shares of it, or none
+    """Return advice on how to make a device available again."""
+    if device.driver == HOSTDEV:  # a policy may offer fewer shares of the device, or none
         return "check that a HostDevicePolicy still offers it, and that it is connected"
     return "connect the device again"
 
@@ -502,7 +506,8 @@ def _of_taints(
 
 
 def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
-    """Return the taints of allocated devices that repel new pods, but do not evict current ones."""
+    """Return the taints of allocated devices that new pods do not tolerate, but that do not evict
+    the current pods."""
     for result in claim.results:
         device = published_device(result.device, world)
         for taint in world.taints(result.device, device) if device is not None else ():
@@ -536,7 +541,8 @@ def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
 
 
 def node_problem(name: str, world: World) -> Code | None:
-    """Return whether a node is missing or not ready. None if nodes may not be listed."""
+    """Return the problem of a node that is missing or not ready. None if it has no such problem, or
+    if nodes may not be listed."""
     if not world.of(NodeFacts):
         return None
     node = world.node(name)
@@ -564,7 +570,7 @@ def _node_problem(name: str, world: World) -> Finding | None:
 
 
 def publishes(driver: str, node: str, world: World) -> bool:
-    """Return whether a driver has slices with devices that a node may use."""
+    """Return whether a driver has slices with devices that a node can use."""
     facts = world.node(node)
     view = NodeView(node, facts.labels if facts is not None else {})
     return any(

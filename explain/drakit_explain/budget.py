@@ -1,17 +1,17 @@
 """
-Limits the work for the explanation of a pod or template, in steps.
+Limits the work for the explanation of a pod or template. The unit is a step.
 
 Tenants write pods and templates, and some of them cannot be explained in any reasonable time. All
-parts of an explanation share one budget. They count the operations that take time: slices that are
-compared, devices that are tried, constraints that are checked. Therefore, no result depends on the
-speed of the machine. Cached results of earlier explanations take no steps.
+parts of an explanation share one budget. Steps count the operations that take time, such as
+comparing slices, trying devices and checking constraints. Therefore, no result depends on the speed
+of the machine. Cached results of earlier explanations take no steps.
 """
 
 from __future__ import annotations
 
 MAX_STEPS = 100_000
 """Steps of an explanation, apart from those for the size of the cluster: about 100 ms. The remedies
-have the same number in addition."""
+have an additional budget of the same size."""
 
 
 class BudgetSpentError(Exception):
@@ -30,7 +30,7 @@ class Budget:
         self.left: int = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps before the work. Raises :class:`BudgetSpentError`."""
+        """Take steps from the budget. Called before the work. Raises :class:`BudgetSpentError`."""
         self.left -= steps
         if self.left < 0:
             raise BudgetSpentError

@@ -34,8 +34,8 @@ from drakit_explain.model import (
 from drakit_explain.world import World
 
 READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
-"""The newest patch release that was verified, by minor release of Kubernetes 1. For 1.38, it is the
-changelog of the second alpha release."""
+"""The newest patch release that was verified, keyed by the minor release of Kubernetes 1. For 1.38,
+it is the changelog of the second alpha release."""
 
 KUBELETS_READ: Mapping[int, int] = {36: 3, 37: 2}
 """The newest patch release whose kubelet was verified."""
@@ -47,7 +47,7 @@ MAX_COUNT = 2**63 - 1
 
 Wanted = ClaimFacts | TemplateFacts
 Touched = Callable[[World], str | None]
-"""Returns an object, by kind and name, that a bug can affect."""
+"""Returns an object that a bug can affect, as its kind and name."""
 
 _VERSION = re.compile(r"v?1\.(\d+)\.(\d+)")
 
@@ -57,12 +57,12 @@ class Bug:
     """A bug, and the releases that have it."""
 
     what: str
-    """A clause with the incorrect behavior of Kubernetes."""
+    """The incorrect behavior of Kubernetes, as a clause."""
 
     link: str
     fixes: Mapping[int, int | None]
-    """The first patch release without the bug, by minor release. None if the release of `READ` has
-    it. Minor releases that are missing here do not have the bug."""
+    """The first patch release without the bug, keyed by minor release. None if the release in
+    `READ` still has the bug. Minor releases that are missing here do not have the bug."""
 
     touched: Touched
     waits: bool = False
@@ -145,13 +145,13 @@ class NodeBug:
     """The first release of a runtime with a fix."""
 
     touches: Callable[[NodeFacts, World], bool]
-    """Returns whether the node has objects that the bug can affect, whatever its pods are."""
+    """Returns whether the node has objects that the bug can affect, regardless of its pods."""
 
     codes: frozenset[Code] = frozenset()
     """The reasons that the bug can cause. If empty, containers start without a device."""
 
     of_pod: Callable[[PodFacts], bool] = bool
-    """Returns whether the bug can affect a pod with claims."""
+    """Returns whether the bug can affect a given pod with claims."""
 
 
 def bugs_of_node(
@@ -208,8 +208,8 @@ def _always(_: World) -> bool:
 def _wanted(
     matches: Callable[[Wanted], bool], *, beside: Callable[[World], bool] = _always
 ) -> Touched:
-    """Find a template or claim. Templates come first, because a claim from a template has its
-    requests."""
+    """Return a function that finds a template or claim. Templates come first, because a claim from
+    a template has the same requests."""
 
     def find(world: World) -> str | None:
         if not beside(world):
@@ -235,7 +235,7 @@ def _claim(matches: Callable[[ClaimFacts, World], bool]) -> Touched:
 
 
 def _partition(matches: Callable[[DeviceFacts], bool]) -> Touched:
-    """Find the slice of a device that consumes counters."""
+    """Return a function that finds the slice of a device that consumes counters."""
 
     def find(world: World) -> str | None:
         for of in _with_counters(world):
@@ -306,7 +306,7 @@ def _published(devices: Iterable[DeviceID], world: World) -> Iterator[tuple[Devi
 
 
 def _evicting(claim: ClaimFacts, world: World) -> bool:
-    """Return whether a claim for extended resources has a device with a taint that evicts pods."""
+    """Return whether a claim for extended resources has a device whose taint evicts pods."""
     return claim.for_extended and any(
         taint.effect == "NoExecute"
         for device, facts in _published(claim.devices, world)

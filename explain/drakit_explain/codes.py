@@ -1,6 +1,7 @@
 """
-The reasons of explanations: a closed set of words for Events, metrics and scripts. Also, which
-reasons stay certain if the objects of a kind may not be listed, and which have a cause in common.
+The reasons in explanations: a closed set of words for Events, metrics and scripts. The module also
+decides which reasons remain certain if the objects of a kind may not be listed, and which reasons
+have a common cause.
 
 The operator and ``kubectl drakit`` drop uncertain reasons, because a missing permission could be
 their cause.
@@ -30,7 +31,7 @@ from drakit_explain.world import Fact, World
 
 
 class Code(StrEnum):
-    """Why a pod waits, or the problem of an object."""
+    """The reason why a pod waits, or the problem of an object."""
 
     DEVICE_CLASS_MISSING = "DeviceClassMissing"
     RESOURCE_CLAIM_MISSING = "ResourceClaimMissing"
@@ -40,7 +41,7 @@ class Code(StrEnum):
     """The pod can be scheduled when claims release devices, hardware or capacity."""
 
     DEVICES_TAINTED = "DevicesTainted"
-    """Too many devices are tainted: a release by other claims is not enough."""
+    """Too many devices are tainted, so a release by other claims is not enough."""
 
     DEVICES_ON_OTHER_NODES = "DevicesOnOtherNodes"
     """Devices exist, but only on nodes that the pod cannot use."""
@@ -52,7 +53,7 @@ class Code(StrEnum):
     """Enough devices are free on a node, but none that satisfy the claim's constraints."""
 
     POOL_INVALID = "PoolInvalid"
-    """A pool contradicts itself, and the scheduler allocates nothing from it."""
+    """A pool contradicts itself, so the scheduler does not allocate devices from it."""
 
     POOL_INCOMPLETE = "PoolIncomplete"
     """Slices of a pool's newest generation are missing, or there are too many."""
@@ -67,8 +68,8 @@ class Code(StrEnum):
     """Each request by itself could be allocated, but no node has devices for all of them."""
 
     SEARCH_FAILED = "SearchFailed"
-    """The scheduler's search ends with an error of its own, and the scheduler gives up on the pod,
-    on all nodes."""
+    """The scheduler's search ends with an error, and the scheduler gives up on the pod, even if
+    other nodes fit."""
 
     RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
     QUOTA_EXCEEDED = "QuotaExceeded"
@@ -93,14 +94,14 @@ class Code(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     EVICTION_BY_TAINT = "EvictionByDeviceTaint"
     NOT_PREPARED = "ClaimsNotPrepared"
-    """The kubelet has not prepared the claims, or no failure is known."""
+    """The kubelet has not prepared the claims, and no failure is known."""
 
     POD_NOT_STARTED = "PodNotStarted"
     """The claims are prepared, but the sandbox or a container of the pod does not run."""
 
     POD_FAILED = "PodFailed"
     DEVICE_RENUMBERED = "DeviceRenumbered"
-    """The kernel gave a device another number after the containers started."""
+    """The kernel gave a device a different number after the containers started."""
 
     CLAIM_IN_USE = "ClaimInUse"
     """A claim is being deleted, but is still reserved for pods."""
@@ -128,16 +129,17 @@ class _Problem:
 
     transient: str = ""
     """
-    A constant key for the described state, if this state is normal for a while.
+    A constant key for the described state, if this state is normal for a short time.
 
     An Event reports such a state only if it lasts.
     """
 
     patience_seconds: float | None = None
-    """How long the state is normal. None means the default."""
+    """How long the state is normal, in seconds. None means the default."""
 
     cause: Cause | None = None
-    """Why others may have the same problem. None if only this object has it."""
+    """The cause that other objects with the same problem may share. None if only this object has
+    the problem."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +148,7 @@ class Finding(_Problem):
 
     what: str
     claims: tuple[str, ...] = ()
-    """The names of the pod's ResourceClaims that are not allocated because of the problem."""
+    """The names of the pod's ResourceClaims that are unallocated because of the problem."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
         """Return a reason about an object. Its sentence begins with `start`."""
@@ -162,7 +164,7 @@ class Finding(_Problem):
 
 
 def no_remedy() -> str:
-    """Return the empty remedy."""
+    """Return an empty remedy."""
     return ""
 
 
@@ -174,16 +176,17 @@ class Reason(_Problem):
     regarding: ObjectReference
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """
-    Searches for a sufficient remedy, and returns it as a clause. Empty if none is known.
+    Searches for a sufficient remedy, and returns it as a clause, or an empty string.
 
-    The search takes long, so only a caller that reports the reason calls this, before the facts
-    change. All reasons of one explanation share the result. Raises :class:`.QueriesPendingError`.
+    The search takes a long time. Therefore, only a caller that reports the reason calls this,
+    before the facts change. All reasons of one explanation share the result. Raises
+    :class:`.QueriesPendingError`.
     """
 
     @property
     def text(self) -> str:
-        """The sentence and the general advice, which is the whole reason unless a remedy is
-        proven."""
+        """The sentence and the general advice. Together, they are the whole reason unless a remedy
+        is proven."""
         return f"{self.sentence}; {self.advice}" if self.advice else self.sentence
 
 
@@ -194,7 +197,7 @@ _MISSING: dict[Code, type[Fact]] = {
     Code.RESOURCE_CLAIM_MISSING: ClaimFacts,
     Code.RESOURCE_CLAIM_TEMPLATE_MISSING: TemplateFacts,
 }
-"""Reasons that do not depend on devices, and the kind without which they are uncertain."""
+"""The kinds without which reasons that do not depend on devices are uncertain."""
 
 _WITHOUT_SLICES = frozenset(
     {
@@ -224,16 +227,16 @@ _LIMITS: tuple[tuple[type[Fact], str], ...] = (
     (NodeFacts, "nodes"),
     (TaintRuleFacts, "DeviceTaintRules"),
 )
-"""The facts that a reason about devices does not consider while a kind is hidden."""
+"""The facts that a reason about devices ignores while a kind is hidden."""
 
 
 def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:
-    """Return the reasons that no hidden object can refute."""
+    """Return the reasons that hidden objects cannot refute."""
     return [each for each in reasons if _is_certain(each, world)]
 
 
 def with_limits(reason: Reason, world: World) -> Reason:
-    """Add to the sentence of a reason about devices the facts that it does not consider."""
+    """Add to the sentence of a reason about devices which facts it ignores."""
     if reason.code in _MISSING or reason.code in _WITHOUT_SLICES:
         return reason
     words = [word for kind, word in _LIMITS if kind in world.hidden]
@@ -262,7 +265,8 @@ def _names_node(of: SliceFacts) -> bool:
 # ---------------------------------------------------------------- shared causes
 #
 # A cause is a class or a node, and its problem. A caller that reports many reasons can report the
-# cause once. The clause does not name anything of a single pod, so that equal causes are equal.
+# cause once. The clause does not name anything that is specific to one pod, so that equal causes
+# compare equal.
 
 _IN_COMMON: Mapping[Code, str] = {
     Code.NO_DEVICE_PUBLISHED: "no node publishes the devices of the class that the requests need",
@@ -277,8 +281,8 @@ _IN_COMMON: Mapping[Code, str] = {
 
 
 def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
-    """Return a cause on a node, which may not exist any more: Events about it are found by its
-    name."""
+    """Return a cause on a node. The node may no longer exist, because Events about it are found by
+    its name."""
     if not node:
         return None
     facts = world.node(node)
@@ -288,7 +292,7 @@ def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
 
 
 def cause_of_pool(pool: PoolID, problem: str, world: World) -> Cause | None:
-    """Return the cause that a pool of one node has a problem. None for a pool of several nodes."""
+    """Return the cause that a pool on one node has a problem. None for a pool on several nodes."""
     nodes = {place.node for each in world.slices_of_pool(pool) if (place := each.place)}
     node = nodes.pop() if len(nodes) == 1 else None
     what = f"no device can be allocated from pool {pool.pool} of driver {pool.driver}: {problem}"
@@ -302,6 +306,6 @@ def cause_of_class(name: str, code: Code, world: World) -> Cause | None:
 
 
 def cause_of_selector(text: str, classes: Iterable[str], world: World) -> Cause | None:
-    """Return the cause that the selector of a class fails. None for the selector of a request."""
+    """Return the cause that a class's selector fails. None for the selector of a request."""
     failing = (name for name in sorted(classes) if f"{selector_of(f'class {name}')} " in text)
     return cause_of_class(next(failing, ""), Code.SELECTOR_FAILED, world)

@@ -2,8 +2,8 @@
 The numbers of devices by state, for each driver, DeviceClass and HostDevicePolicy, for metrics.
 
 A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
-tainted, free. :func:`states_in` decides, also for the rows of ``kubectl drakit devices``.
-DeviceTaintRules are included.
+tainted, free. :func:`states_in` determines the state, for the rows of ``kubectl drakit devices`` as
+well. DeviceTaintRules are included.
 
 Does not depend on metrics.
 """
@@ -36,10 +36,10 @@ series for each state: the drivers and policies with the most devices, and the f
 name."""
 
 OTHERS = "(others)"
-"""The name for the sum of other drivers or policies. No object can have this name."""
+"""The name under which the other drivers or policies are added up. No object can have this name."""
 
 POLICY = ("policy", f"{HOSTDEV}/policy")
-"""The attribute with the policy of a host device, by its short and its full name."""
+"""The attribute with the policy of a host device, as its short and its full name."""
 
 POOLS_AT_ONCE = 20
 CLAIMS_AT_ONCE = 5000
@@ -48,19 +48,19 @@ CLAIMS_AT_ONCE = 5000
 
 @dataclass(kw_only=True, slots=True)
 class Numbers:
-    """Numbers of devices by state."""
+    """The number of devices in each state."""
 
     drivers: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """The numbers of classes whose selectors are evaluated. There is no sum of other classes,
-    because a device can be in several."""
+    """The numbers for classes whose selectors are evaluated. The other classes are not added up,
+    because a device can be in several of them."""
 
     policies: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """The numbers of policies with devices in slices."""
+    """The numbers for policies with devices in slices."""
 
 
 def count(world: World, numbers: Numbers) -> Iterator[None]:
-    """Add the numbers of all devices. Other tasks can run after each part of the work."""
+    """Add up all devices. Other tasks can run after each part of the work."""
     ready = {each.slice.name: each.pool for each in world.reachable()}
     classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)[:MAX_NAMES]
     selections = {
@@ -100,13 +100,13 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
             shared.update(share.device for share in claim.shares)
     held.update(device.driver for device in shared)
     for driver, number in held.items():
-        if (missing := number - in_slices[driver]) > 0:  # no slice contains them
+        if (missing := number - in_slices[driver]) > 0:  # devices that no slice contains
             numbers.drivers.setdefault(driver, _zeros())["gone"] += missing
     numbers.drivers = _largest(numbers.drivers)
 
 
 def _largest(numbers: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Return the entries with the most devices, keyed by name, and the sum of the others."""
+    """Return the entries with the most devices, keyed by name, and the sum of the other entries."""
     names = sorted(numbers, key=lambda name: (-numbers[name].total(), name))
     found = {name: numbers[name] for name in sorted(names[:MAX_NAMES])}
     if others := [numbers[name] for name in names[MAX_NAMES:]]:
@@ -145,8 +145,7 @@ def states_in(
     """
     Return a bitmask of a slice's devices in each state.
 
-    :param pool: the pool from the point of view of a node, if it is ready. Its counters are
-        compared.
+    :param pool: the pool as one node sees it, if it is ready. Its counters are compared.
     :param usable: whether devices can be allocated from the pool. If not, none is free.
     """
     everything = (1 << len(of.devices)) - 1

@@ -1,7 +1,7 @@
 """
 Explains why a claim or a pod that is being deleted still exists.
 
-Each finding names the cause, such as a finalizer. Every deletion takes a moment, so the caller
+Each finding names the cause, such as a finalizer. Every deletion takes some time, so the caller
 decides when to ask.
 
 Does not depend on clients, clocks, or Events.
@@ -37,8 +37,8 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
     """
     Return the reasons why the deletion of a claim does not complete. Empty if there are none.
 
-    :param all_pods: the world contains every pod of the claim's namespace. Then a consumer that is
-        missing in the world does not exist.
+    :param all_pods: whether the world contains every pod of the claim's namespace. If so, a
+        consumer that is missing in the world does not exist.
     """
     if not claim.deleting:
         return ()
@@ -56,7 +56,7 @@ def pod_stays(
     """
     Return the reasons why the deletion of a pod does not complete. Empty if there are none.
 
-    :param settled: its grace period ended a while ago.
+    :param settled: whether its grace period ended some time ago.
     :param events: the Events about the pod and its claims, if they are known.
     """
     if not pod.deleting:

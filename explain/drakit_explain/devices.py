@@ -48,9 +48,9 @@ AttributeFact = str | int | bool | Version | ListValue
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaintFacts:
     """
-    A taint that repels new pods, regardless of its age.
+    A taint that new pods must tolerate, regardless of its age.
 
-    Taints that only inform (effect None, or an unknown effect) are left out.
+    Taints that are only informative (effect None, or an unknown effect) are omitted.
     """
 
     key: str
@@ -77,7 +77,7 @@ class CapacityPolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityFacts:
     name: str
-    """The name in the slice. Requests and allocations must use the same form."""
+    """The name in the slice. Requests and allocations must use the same spelling."""
 
     value: str
     policy: CapacityPolicy | None = None
@@ -85,12 +85,13 @@ class CapacityFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterSetFacts:
-    """Amounts that partitions of one piece of hardware share, or that one partition takes."""
+    """The amounts that the partitions of one piece of hardware share, or that one partition
+    takes."""
 
     name: str
     counters: tuple[Amount, ...]
     grouped: bool = False
-    """Only devices with a common group may consume them (API: ``compatibilityGroups``)."""
+    """Whether only devices with a common group may consume them (API: ``compatibilityGroups``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ class Place:
     node: str = ""
     every: bool = False
     selector: NodeSelector | None = None
-    """API: ``nodeSelector``."""
+    """The field ``nodeSelector`` in the API."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,21 +109,22 @@ class DeviceKind:
     """The values that similar devices have in common. Thousands of devices share one object."""
 
     attributes: tuple[str, ...] = ()
-    """Names of attributes in the slice. The devices have the values in this order."""
+    """The names of the attributes in the slice. The devices have the values in the same order."""
 
     capacity: tuple[CapacityFacts, ...] = ()
     shareable: bool = False
-    """Claims can have shares of the device (API: ``allowMultipleAllocations``)."""
+    """Whether claims can have shares of the device (API: ``allowMultipleAllocations``)."""
 
     binding: bool = False
-    """The device has binding conditions. Its pool comes after those without."""
+    """Whether the device has binding conditions. If so, its pool comes after pools without such
+    devices."""
 
     unusual: bool = False
-    """A value is a list, or of a type that this version does not know. Selectors may fail on the
-    device."""
+    """Whether a value is a list, or of a type that this version does not know. Selectors may fail
+    on such a device."""
 
     extra: bool = False
-    """The device has a value or a policy that this version does not know."""
+    """Whether the device has a value or a policy that this version does not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,14 +136,16 @@ class DeviceFacts:
 
     taints: tuple[TaintFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
-    """The amounts of its pool's counters that the device takes while it is allocated, if it is a
-    partition."""
+    """The amounts of its pool's counters that the device takes while it is allocated. Empty unless
+    the device is a partition."""
 
     place: Place | None = None
-    """Node selection, if each device of a slice has its own (API: ``perDeviceNodeSelection``)."""
+    """The nodes that can use the device, if each device of a slice has its own (API:
+    ``perDeviceNodeSelection``)."""
 
     def attribute(self, name: str, driver: str) -> AttributeFact | None:
-        """Return the value of an attribute by its full name, by the scheduler's rules."""
+        """Return the value of an attribute with this full name, according to the scheduler's
+        rules."""
         names = self.kind.attributes
         if name in names:
             return self.values[names.index(name)]
@@ -152,18 +156,19 @@ class DeviceFacts:
 
 
 Column = tuple[AttributeFact | None, ...] | str
-"""The values of one attribute. Unique strings are one string, joined by ``_SEPARATOR``."""
+"""The values of one attribute. Unique strings are stored as one string, joined by
+``_SEPARATOR``."""
 
 _SEPARATOR = "\n"
 
 _FEW = 8
-"""A column with fewer values is not joined."""
+"""A column with fewer values is not stored as one string."""
 
 _MAX_SHARED = 4096
-"""The maximum number of cached columns. Equal ones are one object."""
+"""The maximum number of cached columns. Equal columns are one object."""
 
 _MAX_UNPACKED = 64
-"""The number of slices whose devices stay unpacked: those that were read last."""
+"""The number of slices whose devices remain unpacked: the last ones that were read."""
 
 
 class Group(NamedTuple):
@@ -171,7 +176,7 @@ class Group(NamedTuple):
 
     kind: DeviceKind
     mask: int
-    """A bitmask of the devices, by their indexes in the slice."""
+    """A bitmask of the devices, with a bit for each index in the slice."""
 
     columns: tuple[Column, ...]
     """The values of the devices, for each attribute of the kind."""
@@ -210,7 +215,7 @@ class Devices(Sequence[DeviceFacts]):
         last: DeviceKind | None = None
         indexes: list[int] = []
         for index, device in enumerate(devices):
-            if device.kind is not last:  # its hash costs more than the rest
+            if device.kind is not last:  # computing its hash would cost more than everything else
                 last = device.kind
                 indexes = by_kind.setdefault(last, [])
             indexes.append(index)
@@ -253,7 +258,7 @@ class Devices(Sequence[DeviceFacts]):
         return f"Devices.of({self._facts()!r})"
 
     def named(self, name: str) -> DeviceFacts | None:
-        """Return the first device with a name, and keep the others packed."""
+        """Return the first device with a name, without unpacking the others."""
         if name not in self.names:
             return None
         index = self.names.index(name)
@@ -331,7 +336,7 @@ def _column(values: tuple[AttributeFact | None, ...]) -> Column:
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_column(values: tuple[AttributeFact | None, ...], types: object) -> Column:
-    """Return the first of all equal columns. 1, true and "1.0.0" as a version are different."""
+    """Return the first of all equal columns. 1, true and the version "1.0.0" are different."""
     return values
 
 

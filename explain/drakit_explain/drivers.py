@@ -1,10 +1,10 @@
 """
 The state of each driver in the cluster, whether or not it is built with drakit: the nodes on which
-its plugin is registered and publishes, its pools and claims, and its problems.
+its plugin is registered and publishes devices, its pools and claims, and its problems.
 
-No Kubernetes object names the plugins of a node. The kubelet deletes the ResourceSlices of a node
-30 s after their plugin is no longer registered. Therefore, without a NodeDeviceReport, the
-ResourceSlices of a ready node are the evidence of a registered plugin.
+No Kubernetes object lists the plugins of a node. The kubelet deletes the ResourceSlices of a node
+30 s after their plugin is no longer registered. Therefore, if there is no NodeDeviceReport, the
+ResourceSlices of a ready node are evidence of a registered plugin.
 
 The operator writes the rows into the status of DeviceDrivers, and ``kubectl drakit drivers`` prints
 them. They include problems that are normal for a short time, as in an update: the caller decides
@@ -44,12 +44,12 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
     PROGRESSING: ("Progressing", "the driver prepares and unprepares claims"),
     RELEASED: ("Released", "pods use all claims that hold devices"),
 }
-"""The conditions that a problem can affect, the most serious first, with the reason and message of
-each without a problem."""
+"""The conditions that a problem can affect, the most serious first, with the reason and message
+that each has without a problem."""
 
 MAX_DRIVERS = 100
-"""The maximum number of drivers with a row, by name for those without a DeviceDriver, because the
-publisher of a slice chooses the name of its driver."""
+"""The maximum number of drivers with a row. Drivers without a DeviceDriver are sorted by name,
+because anyone who publishes a slice chooses the name of its driver."""
 
 MAX_PROBLEMS = 1000
 """The maximum number of a driver's problems that are kept for each condition. Further problems are
@@ -57,11 +57,11 @@ only counted. Tenants choose the numbers of pods and claims, and a cluster has t
 nodes."""
 
 AT_ONCE = 250
-"""The number of objects after which other tasks can run: a few milliseconds, even after a change of
-slices, when the pools of nodes are determined again."""
+"""The number of objects after which other tasks can run. It takes a few milliseconds, even if the
+pools of nodes must be determined again after a change of slices."""
 
 NOT_FOUND = "NotFound"
-"""The reason if the cluster has nothing of a driver."""
+"""The reason if the cluster does not contain anything of a driver."""
 
 _PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
 _REPORT = "kubectl describe nodedevicereport {node}.{driver}"
@@ -92,8 +92,8 @@ _REASONS: Mapping[str, tuple[str, str, str]] = {
     ),
     "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}", _DRAKIT),
 }
-"""The condition of each reason, a sentence, and the command that helps unless the sentence contains
-it."""
+"""For each reason: its condition, a sentence, and the command that helps unless the sentence
+contains it."""
 
 _POOL_REASONS = {
     PoolCondition.INCOMPLETE: "PoolIncomplete",
@@ -108,8 +108,8 @@ _REMOVALS: Mapping[str, str] = {
     "resourceclaim": "kubectl drakit claims -A",
     "resourceslice": "kubectl delete resourceslices --field-selector spec.driver={}",
 }
-"""The command that removes each kind of remaining objects. If it would delete the objects of
-others, the command that finds them."""
+"""For each kind of remaining object, the command that removes the objects, or the command that
+finds them if the removal could affect other objects."""
 
 
 class Problem(NamedTuple):
@@ -118,23 +118,23 @@ class Problem(NamedTuple):
     reason: str
     driver: str
     subject: str
-    """The node, pool or object, such as ``claim lab/mine``. Empty if it concerns the driver."""
+    """The node, pool or object, such as ``claim lab/mine``. Empty for the driver itself."""
 
     node: str = ""
     words: str = ""
     """The part of the message that is specific to this problem."""
 
     command: str = ""
-    """The arguments of ``kubectl drakit``."""
+    """The arguments of the helpful ``kubectl drakit`` command."""
 
     @property
     def condition(self) -> str:
-        """One of `CONDITIONS`."""
+        """The affected condition: one of `CONDITIONS`."""
         return _REASONS[self.reason][0]
 
     @property
     def message(self) -> str:
-        """A sentence with the command that helps. Does not change while the problem lasts."""
+        """A sentence with the command that helps. It does not change while the problem lasts."""
         _, sentence, command = _REASONS[self.reason]
         return (f"{sentence}; run '{command}'" if command else sentence).format(**self._asdict())
 
@@ -155,8 +155,8 @@ class DriverState:
     """Desired nodes on which the plugin is known to be unavailable."""
 
     unknown: bool = False
-    """Whether evidence of some registrations is missing: its slices are for several nodes, or
-    objects may not be listed."""
+    """Whether evidence about some registrations is missing, because slices are for several nodes,
+    or objects may not be listed."""
 
     pools: int = 0
     incomplete: int = 0
@@ -168,18 +168,18 @@ class DriverState:
     """Claims that hold its devices, but that no pod uses."""
 
     remains: Counter[str] = field(default_factory=Counter[str])
-    """The number of its objects that do not prove that it is installed, keyed by kind."""
+    """The number of objects of the driver that do not prove that it is installed, keyed by kind."""
 
     rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
     """The DeviceTaintRules that its DeviceDriver owns."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     numbers: Counter[str] = field(default_factory=Counter[str])
-    """The number of problems by condition."""
+    """The number of problems for each condition."""
 
     is_seen: bool = False
     """Whether the cluster has an object of the driver, apart from its DeviceDriver, or may have one
-    that may not be listed."""
+    that must not be listed."""
 
     def add(self, reason: str, subject: str = "", node: str = "", **words: str) -> None:
         problem = Problem(reason, self.name, subject, node, **words)
@@ -250,7 +250,7 @@ class _Drivers:
                     row.add("ClaimsNotReleased", subject, words=why, command=command)
 
     def _not_released(self, claim: ClaimFacts) -> str:
-        """Return why nothing releases an allocated claim. Empty if pods use it."""
+        """Return the reason why nothing releases an allocated claim. Empty if pods use it."""
         if claim.held_by:
             return f"it is being deleted, and the finalizer {claim.held_by[0]} keeps it"
         if not claim.consumers:
@@ -287,8 +287,8 @@ class _Drivers:
             row.add(reason, f"pool {pool.pool}", node, command=command)
 
     def _pods(self) -> Iterator[None]:
-        """Find the pods that wait for drivers without reports, because there is no other
-        evidence."""
+        """Find the pods that wait for drivers without reports, because there is no other evidence
+        about these drivers."""
         reports = self._world.of(ReportFacts)
         for pod in list(self._world.of(PodFacts).values()):
             yield
@@ -333,7 +333,8 @@ class _Drivers:
     def _node(
         self, row: DriverState, node: str, report: ReportFacts | None, *, publishes: bool
     ) -> None:
-        """Compare the facts of a driver on a node with a report, or without slices."""
+        """Compare the facts about a driver on a node with its report. If there is no report, use
+        the slices."""
         if report is not None and report.progress:
             row.stuck += report.stuck or 1
             row.add("ClaimsStuck", node, node, words=report.progress)
@@ -361,7 +362,7 @@ class _Drivers:
         return "NotRegistered" if report.registration else ""
 
     def _leftovers(self, row: DriverState) -> None:
-        """Name the objects that remain of a driver that no longer runs."""
+        """Name the objects that remain of a driver that is no longer running."""
         reports = self._reports.get(row.name, {}).values()
         is_partial = self._hidden or bool(self._world.unreadable())
         row.is_seen = is_partial or bool(row.pools or row.desired or row.remains.total())

@@ -1,9 +1,10 @@
 """
-The reports of the kubelet, the container runtime and drivers about a pod: the states of its
-containers, its own message, and Events. For messages whose cause is known, also the remedy.
+The evidence about a pod from the kubelet, the container runtime and drivers: the states of its
+containers, its own message, and Events. For messages whose cause is known, the module has the
+remedy.
 
-A pod passes the steps of its start in one order, and each of them can fail again. Of several
-Events, the latest one is the reason.
+A pod passes the steps of its start in one order, and each of them can fail again. If there are
+several Events, the latest one is the reason.
 
 Does not depend on clients, or on the devices of a pod.
 """
@@ -25,7 +26,8 @@ class Event:
     """An Event about an object."""
 
     time: str
-    """When it last occurred, without a time zone. Some Events have fractions of a second."""
+    """The time at which it last occurred, without a time zone. Some Events have fractions of a
+    second."""
 
     reason: str
     message: str
@@ -40,7 +42,9 @@ class Events:
     """Events about pods and claims."""
 
     def __init__(self, found: Iterable[Event] = (), *, hidden: bool = False) -> None:
-        """:param hidden: Events may exist that the reader has no permission to list."""
+        """
+        :param hidden: whether there may be Events that the reader has no permission to list.
+        """
         self.hidden = hidden
         self._by_object: dict[str, list[Event]] = {}
         for each in found:
@@ -59,8 +63,8 @@ class Events:
         )
 
     def instead_of(self, advice: str, event: Event | None) -> str:
-        """Replace the advice to read an Event: return the Event if it is known, or advice on how to
-        read it without the permission."""
+        """Replace the advice to read an Event: return the Event if it is known. If the reader has
+        no permission, return advice on how to read it."""
         if event is not None:
             return str(event)
         if self.hidden:
@@ -88,7 +92,7 @@ _STEPS = {
     "FailedCreatePodContainer": "its control group is not created",
     "NetworkNotReady": "the network of the node is not ready",
 }
-"""The step of a pod's start that failed, by the reason of the kubelet's Event."""
+"""The step of a pod's start that failed, keyed by the reason of the kubelet's Event."""
 
 AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "Nominated")
 """The reasons of Events of Cluster Autoscaler and Karpenter about a waiting pod."""
@@ -105,17 +109,18 @@ QUOTED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
-    """A message of the kubelet or a container runtime whose cause is known."""
+    """A message from the kubelet or a container runtime whose cause is known."""
 
     pattern: re.Pattern[str]
     cause: str
-    """A clause, with `node` and the groups of the pattern."""
+    """The cause as a clause. It can contain `node` and the groups of the pattern."""
 
     remedy: str
 
 
 _DEV = r"(?P<path>/dev/[^\s\":,]++)\S*+"
-"""Possessive: a tenant writes the commands that messages quote, so a match must not backtrack."""
+"""The quantifiers are possessive, because tenants write the commands that messages quote, so a
+match must not backtrack."""
 
 _KNOWN = (
     _Known(
@@ -209,7 +214,7 @@ def known_cause(message: str, node: str) -> tuple[str, str]:
 
 
 RETRY_SECONDS = 30.0
-"""The time within which kubelets and runtimes retry, and drivers write lost files again."""
+"""The time within which kubelets and runtimes retry, and drivers restore lost files."""
 
 
 def _failure(code: Code, what: str, message: str, node: str) -> Finding:
@@ -227,14 +232,14 @@ def _failure(code: Code, what: str, message: str, node: str) -> Finding:
 
 
 def not_running(pod: PodFacts, node: str) -> Iterator[Finding]:
-    """Return why containers of a pod do not run."""
+    """Return the reasons why containers of a pod are not running."""
     for name, reason, message in pod.containers:
         said = f"{reason}: {message}" if message else reason
         yield _failure(Code.POD_NOT_STARTED, f"container {name} does not run: {said}", said, node)
 
 
 def failed(pod: PodFacts) -> Finding:
-    """Return why a pod has failed."""
+    """Return the reason why a pod has failed."""
     of_containers = [
         f"container {name}: {reason}{f': {message}' if message else ''}"
         for name, reason, message in pod.containers
@@ -247,8 +252,7 @@ def failed(pod: PodFacts) -> Finding:
 def failed_step(
     pod: PodFacts, claims: Sequence[ClaimFacts], events: Events, node: str
 ) -> Finding | None:
-    """Return the last step of a pod's start that failed, with the driver's message if there is
-    one."""
+    """Return the last failed step of a pod's start, with the driver's message if there is one."""
     step = events.latest([pod.uid], _STEPS)
     ends = [events.latest([each.uid], (PREPARE_FAILED, PREPARED)) for each in claims]
     failures = [end for end in ends if end is not None and end.reason == PREPARE_FAILED]
@@ -270,7 +274,7 @@ def failed_step(
 
 
 def renumbered(pod: PodFacts, claims: Sequence[ClaimFacts], events: Events) -> Iterator[Finding]:
-    """Return the devices whose number has changed since the containers of a pod started."""
+    """Return the devices whose numbers have changed since the containers of a pod started."""
     for each in claims:
         event = events.latest([each.uid], (RENUMBERED,))
         if event is not None and pod.running_since and event.time > pod.running_since:

@@ -1,6 +1,6 @@
 """
 The kinds whose objects explanations use: their known versions, how they are read, the assumptions
-about an object that cannot be read, and the parts of a result that are missing without the kind.
+about an unreadable object, and the parts of a result that depend on the kind.
 
 The operator and `kubectl drakit` use the same table.
 """
@@ -49,12 +49,12 @@ from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object
 
 UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-"""Errors that the projection of a malformed object raises."""
+"""The errors that the projection of a malformed object can raise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of objects, by its names in paths and in sentences."""
+    """A kind of object, with its names in paths and in sentences."""
 
     group: str = GROUP
     plural: str
@@ -71,11 +71,11 @@ class Kind:
     """Whether no cause is certain without the kind."""
 
     effect: str
-    """The part of a result that is missing without this kind. Empty if the result is less exact,
-    but correct."""
+    """The part of a result that is missing without this kind. Empty if the result is only less
+    exact."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The rest of an object that cannot be read. It allows no conclusion."""
+    """The assumed content of an object that cannot be read. It does not allow any conclusion."""
 
     @property
     def is_ours(self) -> bool:
@@ -132,7 +132,7 @@ SLICES = Kind(
     project=project_slice,
     required=True,
     effect="devices are unknown",
-    # A device of an unknown driver, in a pool that is never complete.
+    # Assume a device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
 NODES = Kind(

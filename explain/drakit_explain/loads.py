@@ -1,11 +1,12 @@
 """
 The requests of each node's pods, and the resources that are left for one more pod.
 
-The requests of a pod are added up by the scheduler's rules (KEP-753, KEP-2837). Only the resources
-of Kubernetes itself are included: cpu, memory, ephemeral-storage, hugepages and the number of pods.
-A DeviceClass may provide an extended resource that no node has.
+The requests of a pod are added up according to the scheduler's rules (KEP-753, KEP-2837). Only the
+resources of Kubernetes itself are included: cpu, memory, ephemeral-storage, hugepages and the
+number of pods. A DeviceClass may provide an extended resource that no node has.
 
-For each pod, only its node, its priority and one sum are stored, because a cluster has thousands.
+For each pod, only its node, its priority and one sum are stored, because a cluster has thousands of
+pods.
 
 Does not depend on clients or devices.
 """
@@ -25,12 +26,12 @@ Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in billionths."""
 
 MAX_RESOURCES = 32
-"""The maximum number of a pod's resources of Kubernetes itself. A node has at most a handful of
-huge page sizes, but anyone can create a pod with thousands, on a node that does not exist."""
+"""The maximum number of Kubernetes' own resources of a pod. A node has at most a handful of huge
+page sizes, but anyone can create a pod with thousands, on a node that does not exist."""
 
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")
-"""Resources for which a pod can have its own amount (API: ``spec.resources``)."""
+"""Resources of which the pod as a whole can have an amount (API: ``spec.resources``)."""
 
 
 class Load(NamedTuple):
@@ -43,7 +44,8 @@ class Load(NamedTuple):
 
 
 def load_of_pod(body: Object) -> Load:
-    """Project a Pod that has a node. A pod with too many resources cannot run, and uses none."""
+    """Project a Pod that has a node. A pod with too many resources cannot run, and is treated as
+    using none."""
     spec = child(body, "spec")
     requests = requests_of_pod(spec)
     return Load(
@@ -84,14 +86,14 @@ def requests_of_pod(spec: Object) -> Requests:
 
 
 class _Free(NamedTuple):
-    """The free resources of a node, by the priority of the pod."""
+    """The free resources of a node, for each priority of a pod."""
 
     node: NodeFacts
     by_priority: dict[int, Mapping[str, int]]
 
 
 class Loads:
-    """The sums by node. Not thread-safe."""
+    """The sums for each node. Not thread-safe."""
 
     def __init__(
         self,
@@ -100,10 +102,10 @@ class Loads:
         nodes: Collection[str] | None = None,
     ) -> None:
         """
-        Start empty.
+        Create the sums without pods.
 
         :param is_current: returns whether the loads are reliable now.
-        :param nodes: the nodes whose pods are known. None means all.
+        :param nodes: the nodes whose pods are known. None means all nodes.
         """
         self._is_current = is_current
         self._nodes = nodes
@@ -138,8 +140,8 @@ class Loads:
             self._count(old, -1)
 
     def replace(self, loads: Iterable[Load]) -> Iterator[None]:
-        """Process a complete list. Yield after each pod. Until the end, the sums are the old
-        ones."""
+        """Process a complete list. Yield after each pod. Until the end, the old sums remain in
+        effect."""
         new = Loads()
         for load in loads:
             new.apply(load)
@@ -153,8 +155,7 @@ class Loads:
         Return the free resources of a node for a pod with a priority, in billionths.
 
         Pods with a lower priority are ignored, because the scheduler can preempt them. The result
-        is cached until a pod of the node changes, because explanations need it for all nodes each
-        time.
+        is cached until a pod on the node changes, because each explanation needs it for all nodes.
         """
         known = self._free.get(node.name)
         if known is None or known.node is not node:

@@ -3,8 +3,9 @@ A DeviceMaintenance in a cluster: the devices that it selects, its DeviceTaintRu
 and pods that still use the devices.
 
 The operator uses the same results that ``kubectl drakit cordon`` and ``drain`` preview. Pods are
-found through claims, so they include those that request extended resources. A pod whose claim
-tolerates the taint stays, and so does one with admin access: neither takes the device from others.
+found through claims, so they include those that request extended resources. A pod stays if its
+claim tolerates the taint, or has admin access: such claims do not prevent other claims from using
+the device.
 
 Does not depend on sessions or clocks.
 """
@@ -46,11 +47,11 @@ from drakit_explain.world import Name, Selection, World
 CORDON, DRAIN = "Cordon", "Drain"
 
 MAX_DEVICES = 64
-"""The maximum number of devices of a maintenance. Each has a DeviceTaintRule, which every
+"""The maximum number of devices in one maintenance. Each has a DeviceTaintRule, which every
 scheduling decision reads."""
 
 MAX_NAMED = 3
-"""The number of devices that a sentence names."""
+"""The maximum number of devices that a sentence names."""
 
 MAX_MESSAGE = 1024
 """The maximum length of a message about a blocker, which is the limit in the CRD."""
@@ -81,9 +82,9 @@ class RefusedError(Exception):
 
 def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
     """
-    Return the devices that a maintenance selects at the moment.
+    Return the devices that a maintenance currently selects.
 
-    :raises RefusedError: there are none, or too many.
+    :raises RefusedError: there are no such devices, or too many.
     :raises NotEvaluatedError: a selector of the class has no result yet, or a pool is incomplete,
         for example during an update. Its other devices would not be added later.
     """
@@ -126,7 +127,8 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
 
 
 def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
-    """Return the names of devices in a slice that a node has, among those of a mask."""
+    """Return the names of those devices in a slice that a node can use, among the devices in a
+    mask."""
     for index in bits(matches & (1 << len(of.devices)) - 1):
         place = of.place
         if node and of.by_device:
@@ -136,7 +138,7 @@ def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
 
 
 def rule_name(owner: MaintenanceFacts | DriverFacts, device: DeviceID) -> str:
-    """Return the name of the DeviceTaintRule of a device, which is different for each owner."""
+    """Return the name of the DeviceTaintRule of a device. It is different for each owner."""
     identity = "/".join((owner.uid, *device))
     return f"{owner.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
@@ -144,9 +146,8 @@ def rule_name(owner: MaintenanceFacts | DriverFacts, device: DeviceID) -> str:
 def rule_of(
     owner: MaintenanceFacts | DriverFacts, device: DeviceID, *, api_version: str
 ) -> dict[str, Any]:
-    """Return the DeviceTaintRule of a device, which the garbage collector deletes with its
-    owner. The rule names driver, pool and device, because a rule without one of them would taint
-    others."""
+    """Return the DeviceTaintRule of a device. The garbage collector deletes it with its owner. The
+    rule names driver, pool and device, because otherwise it would taint other devices as well."""
     key = MAINTENANCE if isinstance(owner, MaintenanceFacts) else UNAVAILABLE
     if not all(device):
         raise ValueError(f"{device} is not one device")
@@ -181,12 +182,12 @@ def _taint(maintenance: MaintenanceFacts) -> TaintFacts:
 
 
 def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
-    """Return the DeviceTaintRules of all current and former maintenances with a name."""
+    """Return the DeviceTaintRules of all current and former maintenances with the given name."""
     prefix, taint = f"{maintenance}-", (MAINTENANCE, maintenance)
     return [
         each
         for name, each in world.of(TaintRuleFacts).items()
-        if name.name.startswith(prefix)  # a cluster can have thousands
+        if name.name.startswith(prefix)  # a cluster can have thousands of rules
         and _DIGEST.fullmatch(name.name, len(prefix))
         and (each.taint.key, each.taint.value) == taint
     ]
@@ -195,7 +196,7 @@ def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
 def is_tainted(
     maintenance: MaintenanceFacts, device: DeviceID, world: World, *, by_rules: bool
 ) -> bool:
-    """Return whether a device of a maintenance is out of service, so that no new claim can have
+    """Return whether a device of a maintenance is out of service, so that no new claim can get
     it."""
     if by_rules:
         rule = world.of(TaintRuleFacts).get(Name("", rule_name(maintenance, device)))
@@ -211,12 +212,12 @@ def unsupported(devices: Collection[DeviceID], world: World) -> list[DeviceID]:
 
 
 def unsupported_message(devices: Collection[DeviceID]) -> str:
-    """Return why unsupported devices stay in service."""
+    """Return the reason why unsupported devices stay in service."""
     return f"{plural(len(devices), 'device')} of other drivers, {named(devices)}: {NO_RULES}"
 
 
 def named(devices: Collection[DeviceID]) -> str:
-    """Name a few devices, and count the others."""
+    """Name a few devices, and add the number of the others."""
     return cut(["/".join(each) for each in devices], MAX_NAMED)
 
 
@@ -230,11 +231,11 @@ class Use:
     claim: ClaimFacts
     devices: tuple[DeviceID, ...]
     consumer: Consumer | None
-    """None if nothing uses the claim."""
+    """The consumer. None if nothing uses the claim."""
 
     @property
     def pod(self) -> Consumer | None:
-        """The consumer, if it is a pod, which can be evicted."""
+        """The consumer if it is a pod, which can be evicted."""
         found = self.consumer
         return found if found is not None and found.resource == "pods" else None
 

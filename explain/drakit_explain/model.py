@@ -1,9 +1,9 @@
 """
 The facts of a cluster that explain a pending claim, or that the status of a HostDevicePolicy needs:
-small frozen types, no raw objects.
+small frozen types instead of raw objects.
 
-They hold a fraction of an object, because the operator stores one for every claim and device of the
-cluster. :mod:`.projection` reads them from JSON.
+They contain a small part of each object, because the operator stores one for every claim and device
+of the cluster. :mod:`.projection` reads them from JSON.
 
 Does not depend on clients or JSON.
 """
@@ -20,21 +20,22 @@ from drakit_formats.resource.nodes import NodeSelector
 from drakit_formats.resource.objects import Object
 
 _VALUES_PER_STEP = 32
-"""The number of values of a requirement that take as long as the rest of it, a microsecond."""
+"""The number of values of a requirement that take as long to compare as the rest of it, about a
+microsecond."""
 
 LOWEST_PRIORITY = -(2**31)
-"""The lowest priority of a pod, for which the requests of all other pods are included."""
+"""The lowest priority of a pod. With it, the requests of all other pods are included."""
 
 
 class PoolID(NamedTuple):
-    """A pool by the two names that make it unique in a cluster."""
+    """A pool, as the two names that make it unique in a cluster."""
 
     driver: str
     pool: str
 
 
 class DeviceID(NamedTuple):
-    """A device by the three names that make it unique in a cluster."""
+    """A device, as the three names that make it unique in a cluster."""
 
     driver: str
     pool: str
@@ -56,7 +57,7 @@ class ObjectReference:
     api_version: str = "resource.k8s.io/v1"
 
     def body(self) -> dict[str, str]:
-        """Write the reference as ``core/v1 ObjectReference``."""
+        """Return the reference as a ``core/v1 ObjectReference``."""
         body = {
             "apiVersion": self.api_version,
             "kind": self.kind,
@@ -78,7 +79,7 @@ class Identified:
 
     @property
     def in_namespace(self) -> str:
-        """The object's namespace. Empty for cluster-scoped objects."""
+        """The object's namespace, as part of a phrase. Empty for cluster-scoped objects."""
         return ""
 
     @property
@@ -99,7 +100,7 @@ class Namespaced(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodClaim:
-    """A claim of a pod: by name, or created for the pod from a template."""
+    """A claim of a pod: either named, or created for the pod from a template."""
 
     name: str
     """The name of the entry in the pod (API: ``spec.resourceClaims[].name``)."""
@@ -110,13 +111,13 @@ class PodClaim:
     """The claim that was created from the template. None until it is created."""
 
     needless: bool = False
-    """The template's claim is not needed (the status has no claim name)."""
+    """Whether the template's claim is not needed (the status does not contain a claim name)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """A toleration, with which a device may be allocated or a pod may run on a node despite a
-    taint. An empty key or effect means all."""
+    """A toleration, with which a device can be allocated, or a pod can run on a node, despite a
+    taint. An empty key or effect means all keys or effects."""
 
     key: str = ""
     operator: str = "Equal"
@@ -133,15 +134,16 @@ class Placement:
 
     node_selector: tuple[tuple[str, str], ...] = ()
     affinity: NodeSelector | None = None
-    """API: ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity."""
+    """The field ``requiredDuringSchedulingIgnoredDuringExecution`` of the node affinity."""
 
     tolerations: tuple[Toleration, ...] = ()
     unread: str = ""
-    """Why the content is missing, so that no node is certain. Empty if the content is present."""
+    """The reason why the content is missing, so that no node is certain. Empty if the content is
+    present."""
 
     @property
     def steps(self) -> int:
-        """Return how many comparisons its rules take for one node."""
+        """Return the number of comparisons that its rules require for one node."""
         terms = self.affinity or ()
         return (
             len(self.node_selector)
@@ -160,19 +162,19 @@ class ContainerProblem(NamedTuple):
 
     container: str
     reason: str
-    """The kubelet's reason, such as CreateContainerError, or why the container ended."""
+    """The kubelet's reason, such as CreateContainerError, or the reason why the container ended."""
 
     message: str
 
 
 class ExtendedRequest(NamedTuple):
-    """A number of extended resources that a container of a pod requests."""
+    """Extended resources that a container of a pod requests, and their number."""
 
     container: str
     resource: str
     amount: int
     init: bool = False
-    """The container is an init container that ends before the others start."""
+    """Whether the container is an init container that ends before the others start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +183,7 @@ class NodeFacts(Identified):
     api_version = "v1"
     labels: Mapping[str, str]
     taints: tuple[TaintFacts, ...] = ()
-    """Taints that repel pods, with the effects NoSchedule and NoExecute."""
+    """The taints that pods must tolerate: those with the effects NoSchedule and NoExecute."""
 
     unschedulable: bool = False
     ready: bool = True
@@ -193,7 +195,8 @@ class NodeFacts(Identified):
     """The container runtime and its version, such as ``containerd://2.1.4``."""
 
     declared: tuple[str, ...] = ()
-    """API: ``declaredFeatures``. The allocator compares them with those that a slice needs."""
+    """The field ``declaredFeatures``. The allocator compares these features with those that a slice
+    needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,16 +207,18 @@ class TaintRuleFacts(Identified):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    """The device. Driver, pool and device are conditions unless they are empty."""
+    """The device. Driver, pool and device are conditions of the rule unless they are empty."""
 
     owner: str = ""
     """The UID of the owner that controls the rule, such as a DeviceDriver."""
 
     selective: bool = True
-    """The rule has a selector (API: ``deviceSelector``). A rule without one selects no device."""
+    """Whether the rule has a selector (API: ``deviceSelector``). A rule without a selector selects
+    no devices."""
 
     unsupported: bool = False
-    """The selector uses a class or CEL, as ``v1alpha3`` allowed. It is not evaluated."""
+    """Whether the selector uses a class or CEL, as in ``v1alpha3``. Such a selector is not
+    evaluated."""
 
     @property
     def adds_taints(self) -> bool:
@@ -237,7 +242,8 @@ class PodFacts(Namespaced):
     node: str | None = None
     phase: str = "Pending"
     gated: bool = False
-    """Scheduling gates hold the pod: the scheduler does not search for devices yet."""
+    """Whether scheduling gates hold back the pod, so that the scheduler does not search for devices
+    yet."""
 
     gates: tuple[str, ...] = ()
     scheduler: str = ""
@@ -247,42 +253,43 @@ class PodFacts(Namespaced):
     """The PodGroup with which the pod is scheduled."""
 
     health: tuple[tuple[str, str], ...] = ()
-    """Messages about unhealthy devices, by ``claim:NAME/REQUEST``. NAME is that of the claim's
-    entry in the pod (API: ``allocatedResourcesStatus``)."""
+    """Messages about unhealthy devices, keyed by ``claim:NAME/REQUEST``. NAME is the name of the
+    claim's entry in the pod (API: ``allocatedResourcesStatus``)."""
 
     unchecked: tuple[str, ...] = ()
-    """Rules of the scheduler that exclude nodes, and that drakit does not check, as phrases."""
+    """The scheduler's rules that exclude nodes but that drakit does not check, as phrases."""
 
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
     sandbox: bool | None = None
-    """Condition PodReadyToStartContainers: the pod's claims are prepared. None if it is not
-    reported."""
+    """The condition PodReadyToStartContainers: whether the pod's claims are prepared. None if it is
+    not reported."""
 
     containers: tuple[ContainerProblem, ...] = ()
-    """The first of the containers that cannot be created or started, or ended with an error."""
+    """The first containers that cannot be created or started, or that ended with an error."""
 
     running_since: str = ""
-    """When the first of the running containers started, without a time zone."""
+    """The time at which the first of the running containers started, without a time zone."""
 
     failure: str = ""
-    """The pod's own reason and message, such as those of UnexpectedAdmissionError."""
+    """The pod's own reason and message, such as UnexpectedAdmissionError."""
 
     disruption: str = ""
-    """The reason in condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
+    """The reason in the condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
 
     scheduling_message: str = ""
-    """The scheduler's message in condition PodScheduled."""
+    """The scheduler's message in the condition PodScheduled."""
 
     tried: bool = True
-    """Whether the pod has condition PodScheduled, which a scheduler or a gate sets."""
+    """Whether the pod has the condition PodScheduled, which a scheduler or a scheduling gate
+    sets."""
 
     nominated: str = ""
-    """The node where other pods are preempted for this one."""
+    """The node on which other pods are preempted for this one."""
 
     extended: tuple[ExtendedRequest, ...] = ()
     extended_claim: str | None = None
-    """The claim that the scheduler created for extended resources."""
+    """The claim that the scheduler created for the pod's extended resources."""
 
     placement: Placement = Placement()
     requests: tuple[tuple[str, int], ...] = ()
@@ -299,18 +306,18 @@ class PodFacts(Namespaced):
 
     @property
     def displaces(self) -> int:
-        """The priority below which pods are preempted for this one."""
+        """The priority below which the scheduler preempts other pods for this one."""
         return self.priority if self.preempts else LOWEST_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request of a claim, or an alternative of a request that is a prioritized list."""
+    """A request of a claim, or one of the alternatives in a prioritized list."""
 
     name: str
     device_class: str
     count: int = 1
-    """The number of devices. 0 means all that match (allocation mode All)."""
+    """The number of devices. 0 means all devices that match (allocation mode All)."""
 
     selectors: tuple[str, ...] = ()
     """CEL expressions that a device must match, in addition to those of its class."""
@@ -321,15 +328,15 @@ class Request:
     """The amounts that each device must have left (API: ``capacity.requests``), sorted by name."""
 
     alternatives: tuple[Request, ...] = ()
-    """If not empty (API: ``firstAvailable``), one of these is allocated, and the other fields are
-    unused."""
+    """The alternatives (API: ``firstAvailable``). If there are any, one of them is allocated, and
+    the other fields are unused."""
 
     unsupported: str = ""
-    """The part of the request that drakit does not support. No verdict about the request is
-    certain."""
+    """The part of the request that drakit does not support. If there is one, no verdict about the
+    request is certain."""
 
     extra: bytes = b""
-    """JSON with the fields that this version does not know, for the allocator."""
+    """The fields that this version does not know, as JSON for the allocator."""
 
     @property
     def every(self) -> bool:
@@ -338,19 +345,20 @@ class Request:
 
 
 def exact_of(requests: Iterable[Request]) -> list[Request]:
-    """Return requests, or their alternatives."""
+    """Return requests, with their alternatives instead of prioritized lists."""
     return [exact for each in requests for exact in each.alternatives or (each,)]
 
 
 def exact_requests(request: Request) -> list[tuple[str, Request]]:
-    """Return a request, or its alternatives, sorted by full name."""
+    """Return a request, or its alternatives, each with its full name."""
     if not request.alternatives:
         return [(request.name, request)]
     return [(f"{request.name}/{each.name}", each) for each in request.alternatives]
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
-    """Return requests with only names, classes and numbers. No verdict about them is certain."""
+    """Return requests that contain only names, classes and numbers. No verdict about them is
+    certain."""
     return tuple(
         Request(
             name=each.name,
@@ -366,16 +374,18 @@ def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, .
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """An attribute whose value the devices of requests must have in common, or must not."""
+    """An attribute whose values must be either equal or distinct for the devices of some
+    requests."""
 
     attribute: str
     """The full name, ``domain/identifier``. Empty if this version does not know the constraint."""
 
     distinct: bool = False
-    """API: ``distinctAttribute``. If false, ``matchAttribute``."""
+    """Whether the values must be distinct (``distinctAttribute``) instead of equal
+    (``matchAttribute``)."""
 
     requests: tuple[str, ...] = ()
-    """``request`` or ``request/subrequest``. Empty means all."""
+    """Names such as ``request`` or ``request/subrequest``. Empty means all requests."""
 
     extra: bytes = b""
     """The same as :attr:`Request.extra`."""
@@ -387,38 +397,38 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of a device. Other claims may have other parts."""
+    """A part of a device. Other claims may have the other parts."""
 
     device: DeviceID
     consumed: tuple[Amount, ...] = ()
-    """The amounts by their names in the slice."""
+    """The amounts, with their names in the slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One allocated device, including admin access and shares (API: ``results[]``)."""
+    """One allocated device. Admin access and shares are included (API: ``results[]``)."""
 
     request: str
-    """``request`` or ``request/subrequest``."""
+    """The name, such as ``request`` or ``request/subrequest``."""
 
     device: DeviceID
     tolerations: tuple[Toleration, ...] = ()
     outstanding: tuple[str, ...] = ()
-    """Binding conditions that are not true in ``status.devices``."""
+    """The binding conditions that are not true in ``status.devices``."""
 
     failed: tuple[str, ...] = ()
-    """Binding failure conditions that are true."""
+    """The binding failure conditions that are true."""
 
 
 DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
-"""Kubernetes' own finalizer of claims in use."""
+"""Kubernetes' own finalizer for claims in use."""
 
 
 class Consumer(NamedTuple):
     """An entry of ``status.reservedFor``."""
 
     resource: str
-    """``pods``, or another plural, such as ``podgroups``."""
+    """The plural name of the kind, such as ``pods`` or ``podgroups``."""
 
     name: str
     uid: str
@@ -431,31 +441,31 @@ class ClaimFacts(Namespaced):
     constraints: tuple[Constraint, ...] = ()
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
-    """The devices that the allocation holds exclusively, without those of admin access and of
-    `shares`."""
+    """The devices that the allocation holds exclusively. Devices with admin access and in `shares`
+    are not included."""
 
     shares: tuple[Share, ...] = ()
     """The claim's shares of devices. A device may occur more than once."""
 
     results: tuple[Result, ...] = ()
-    """All results in the order of the allocation."""
+    """All results, in the order of the allocation."""
 
     consumers: tuple[Consumer, ...] = ()
-    """All objects for which the claim is reserved, in its namespace."""
+    """All objects in the claim's namespace for which the claim is reserved."""
 
     owner_pod: str | None = None
-    """The pod for which the claim was created from a template, or for extended resources."""
+    """The pod for which the claim was created, from a template or for extended resources."""
 
     owner_uid: str = ""
     for_extended: bool = False
-    """The scheduler created the claim for extended resources."""
+    """Whether the scheduler created the claim for extended resources."""
 
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
 
     nodes: NodeSelector | str | None = None
-    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``). If it is
-    only one, as in most allocations, its name. None means all."""
+    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``). For a single
+    node, as in most allocations, this is its name. None means all nodes."""
 
     @property
     def users(self) -> list[str]:
@@ -464,13 +474,13 @@ class ClaimFacts(Namespaced):
 
     @property
     def held_by(self) -> tuple[str, ...]:
-        """The finalizers that keep the deleted claim, except for Kubernetes' own."""
+        """The finalizers that delay the deletion of the claim, except for Kubernetes' own."""
         others = (each for each in self.finalizers if each != DELETE_PROTECTION)
         return tuple(others) if self.deleting else ()
 
     @property
     def reserved_for(self) -> tuple[str, ...]:
-        """Return the names of the pods that may use the claim."""
+        """Return the names of the pods for which the claim is reserved."""
         return tuple(each.name for each in self.consumers if each.resource == "pods")
 
 
@@ -489,8 +499,8 @@ class ClassFacts(Identified):
     """The extended resource that the devices of the class provide."""
 
     created: str = ""
-    """API: ``creationTimestamp``. Of several classes with the same extended resource, the youngest
-    applies."""
+    """The field ``creationTimestamp``. If several classes have the same extended resource, the
+    youngest applies."""
 
     owner: str = ""
     """The UID of the owner that controls the class, such as a HostDevicePolicy."""
@@ -499,7 +509,7 @@ class ClassFacts(Identified):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamespaceFacts(Identified):
     admin_access: bool = False
-    """The namespace's label allows claims with admin access."""
+    """Whether the namespace's label allows claims with admin access."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -511,7 +521,7 @@ class QuotaFacts(Namespaced):
 
 
 PREVENTING = ("NoSchedule", "NoExecute")
-"""Effects of taints that the scheduler obeys. It ignores all others."""
+"""The effects of taints that the scheduler obeys. It ignores all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -521,23 +531,25 @@ class SliceFacts(Identified):
     pool: str
     generation: int = 1
     pool_slices: int = 1
-    """How many slices of this generation make the pool complete."""
+    """The number of slices of this generation that make the pool complete."""
 
     place: Place | None = None
-    """None if each device has its own, or if this version does not know it."""
+    """The nodes of the slice. None if each device has its own, or if this version does not know the
+    field."""
 
     by_device: bool = False
-    """API: ``perDeviceNodeSelection``."""
+    """Whether each device has its own nodes (API: ``perDeviceNodeSelection``)."""
 
     devices: Devices = NO_DEVICES
-    """Also accepted as a tuple of DeviceFacts."""
+    """The devices. The constructor also accepts a tuple of DeviceFacts."""
 
     unread: bool = False
-    """The slice may contain any devices, because they exceed the memory limit of its node."""
+    """Whether the devices exceed the memory limit of their node, so that the slice may contain any
+    devices."""
 
     counter_sets: tuple[CounterSetFacts, ...] = ()
     raw: bytes = b""
-    """The spec as compressed JSON, if it has fields that this version does not know."""
+    """The spec as compressed JSON, if it contains fields that this version does not know."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, Devices):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -566,13 +578,13 @@ class PolicyFacts(Identified):
     extended_resource: str = ""
     shares: int = 0
     """The number of shares of each device that the policy offers as entries (API: ``sharing.users``
-    in mode ``Users``). 0 in other modes."""
+    in mode ``Users``). 0 in the other modes."""
 
     restricted: bool = False
-    """Only some namespaces can use its DeviceClass (API: ``allowedNamespaces``)."""
+    """Whether only some namespaces can use its DeviceClass (API: ``allowedNamespaces``)."""
 
     evicts: bool = False
-    """Kubernetes evicts the pods of a device that is gone (API: ``onVanish: Evict``)."""
+    """Whether Kubernetes evicts the pods of a device that is gone (API: ``onVanish: Evict``)."""
 
     node_selector: Object | None = None
     """A raw LabelSelector."""
@@ -610,20 +622,20 @@ class MaintenanceFacts(Identified):
     mode: str = ""
     reason: str = ""
     start: float = 0.0
-    """When it starts, in seconds since 1970."""
+    """The time at which it starts, in seconds since 1970."""
 
     end: float = float("inf")
-    """When it ends if it is not deleted before."""
+    """The time at which it ends, unless it is deleted earlier."""
 
     limit_seconds: float = float("inf")
-    """How long pods are evicted."""
+    """The time limit for evicting pods, in seconds."""
 
     devices: tuple[DeviceID, ...] = ()
     """The devices that were selected when the maintenance was accepted (API:
     ``status.devices``)."""
 
     drain_start: float = 0.0
-    """When the evictions started, in seconds since 1970. 0 before that."""
+    """The time at which the evictions started, in seconds since 1970. 0 before that."""
 
     status: Object = field(default_factory=dict[str, Any])
     """The raw status."""
@@ -646,10 +658,11 @@ class DriverFacts(Identified):
     """A raw LabelSelector."""
 
     taint_after_seconds: int | None = None
-    """How long its plugin must be unavailable before its devices are tainted. None means never."""
+    """How long its plugin must be unavailable before its devices are tainted, in seconds. None
+    means never."""
 
     is_generated: bool = False
-    """The operator created the object, and nobody has set its spec."""
+    """Whether the operator created the object, and nobody has set its spec."""
 
     status: Object = field(default_factory=dict[str, Any])
     """The raw status."""
@@ -657,7 +670,7 @@ class DriverFacts(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConflict:
-    """A device that another policy matches, too."""
+    """A device that another policy also matches."""
 
     device: str
     policy: str
@@ -673,25 +686,25 @@ class PolicyReport:
     matched: int
     published: int
     generation: int = 0
-    """The generation that is in effect. 0 if none is."""
+    """The generation that is in effect. 0 if no generation is."""
 
     problem: str = ""
     in_use: int = 0
-    """Devices that claims hold although the policy no longer offers them."""
+    """The number of devices that claims hold although the policy no longer offers them."""
 
     in_use_by: str = ""
     """One of these devices and the claim that holds it, as a clause."""
 
     conflicts: tuple[DeviceConflict, ...] = ()
     rejected: int = 0
-    """Devices that the policy matches, but that are not published."""
+    """The number of devices that the policy matches, but that are not published."""
 
     rejected_example: str = ""
-    """One of these devices, and the reason."""
+    """One of the rejected devices, and the reason."""
 
 
 class DeviceWords(NamedTuple):
-    """An unhealthy device in a report, with the message of its driver, if any."""
+    """An unhealthy device in a report, with its driver's message, if any."""
 
     pool: str
     device: str
@@ -713,42 +726,43 @@ class ReportFacts(Identified):
     driver: str
     policies: tuple[PolicyReport, ...] = ()
     policies_omitted: bool = False
-    """The report does not list all policies: some without a problem and without devices are left
-    out."""
+    """Whether the report omits policies: some that have neither a problem nor devices."""
 
     refused: str = ""
-    """Why the driver rejected its policies."""
+    """The reason why the driver rejected its policies."""
 
     published: int = 0
     """The number of devices in its slices."""
 
     updated: float = 0.0
-    """When the report was written, in seconds since 1970. 0 if unknown."""
+    """The time at which the report was written, in seconds since 1970. 0 if unknown."""
 
     outdated: bool = False
-    """The operator has found that the node plugin is gone."""
+    """Whether the operator has found that the node plugin is gone."""
 
     registration: str = ""
     """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
 
     stopped: str = ""
-    """Why its endpoint does not run."""
+    """The reason why its endpoint is not running."""
 
     progress: str = ""
-    """Why claims make no progress: calls that the driver has not completed, or stuck claims."""
+    """The reason why claims make no progress: calls that the driver has not completed, or stuck
+    claims."""
 
     stuck: int = 0
-    """Claims that have been preparing or unpreparing for more than a minute."""
+    """The number of claims that have been preparing or unpreparing for more than a minute."""
 
     unhealthy: tuple[DeviceWords, ...] = ()
-    """The first of the unhealthy devices."""
+    """The first unhealthy devices."""
 
     dropped: tuple[DroppedField, ...] = ()
     rejected: int = 0
     """The number of devices that are not published."""
 
     rejected_example: str = ""
-    """One of these devices, and the reason."""
+    """One of the rejected devices, and the reason."""
 
     faulty_example: str = ""
-    """One of those that violate a rule of the API, and the reason. Empty if there is none."""
+    """One of the rejected devices that violate a rule of the API, and the reason. Empty if there is
+    none."""

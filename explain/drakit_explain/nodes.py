@@ -1,6 +1,6 @@
 """
-The nodes that a pod can use, regardless of free devices, and why it cannot use the others, by the
-rules of the scheduler's own filters.
+The nodes that a pod can use, regardless of free devices, and the reasons why it cannot use the
+others, according to the rules of the scheduler's own filters.
 
 The module covers node selector and required affinity, taints, cordons and resources, including the
 resources that other pods leave on each node, and the nodes of allocated claims. It does not cover
@@ -38,7 +38,7 @@ from drakit_formats.resource.nodes import selects_node
 
 
 class NodeProblem(Enum):
-    """Why a pod cannot run on a node."""
+    """The reason why a pod cannot run on a node."""
 
     SELECTOR = "selector"
     TAINT = "taint"
@@ -53,11 +53,12 @@ class Unusable(NamedTuple):
 
     problem: NodeProblem
     detail: str = ""
-    """For a taint: its key, or ``key=value``."""
+    """For a taint, the ``key`` or ``key=value``."""
 
 
 def is_condition(taint: str) -> bool:
-    """Return whether a taint shows the condition of a node, which pods must not tolerate."""
+    """Return whether a taint reflects a condition of a node. Pods must not tolerate such a
+    taint."""
     return taint.startswith(_CONDITIONS)
 
 
@@ -79,13 +80,13 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
 def resolved(
     problem: Unusable, placement: Placement, node: NodeFacts
 ) -> tuple[Placement, NodeFacts]:
-    """Return a placement and a node after one problem between them is resolved."""
+    """Return a placement and a node as they would be after one problem between them is resolved."""
     match problem.problem:
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
             key = problem.detail.partition("=")[0]
-            if is_condition(key):  # not to be tolerated: the node must recover
+            if is_condition(key):  # the taint must not be tolerated, because the node must recover
                 taints = tuple(each for each in node.taints if each.key != key)
                 return placement, replace(node, taints=taints)
             added = Toleration(key=key, operator="Exists")
@@ -132,7 +133,7 @@ MAX_RULES = 32
 MiB with 5,000 nodes. The least recently used are dropped first."""
 
 Nodes = Mapping[str, Unusable | None]
-"""All nodes by name, each with the reason why a pod cannot use it."""
+"""All nodes, keyed by name, each with the reason why a pod cannot use it."""
 
 
 _STEPS_PER_NODE = 2
@@ -164,9 +165,10 @@ class UsableNodes:
 
     def passes(self, pod: PodFacts, name: str) -> bool:
         """
-        Return whether a node that a pod can use has room for it without preemption.
+        Return whether a node that a pod can use has room for the pod without preemption.
 
-        False while that is temporarily unknown. True if the caller never has the loads.
+        The result is False while that is temporarily unknown, and True if the caller never provides
+        loads.
         """
         if self._world.loads is not None and self._loads is None:
             return False
@@ -175,7 +177,7 @@ class UsableNodes:
     def after(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str, budget: Budget
     ) -> bool:
-        """Return whether a pod could use a node if the reason against it were resolved."""
+        """Return whether a pod could use a node if the current obstacle were removed."""
         problem, node = self.of(pod, allocated, budget)[name], self._world.node(name)
         if node is None or problem is None:
             return False
@@ -199,7 +201,7 @@ class UsableNodes:
             self._by_rules.clear()
             self._with_room.clear()
         loads = self._world.loads.revision if self._world.loads is not None else None
-        if self._loads != loads:  # they change far more often than anything else
+        if self._loads != loads:  # loads change far more often than anything else
             self._loads = loads
             self._with_room.clear()
 

@@ -22,7 +22,7 @@ VERSION_KEYS = ("apiVersion", "kind")
 are not merged."""
 
 MAX_CONFIGS = 32
-"""The API's limit of configs of a claim or class."""
+"""The API's limit for the configs of a claim or class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,11 +31,11 @@ class DriverSchemas:
 
     driver: str
     versions: Mapping[str, JsonSchema] = field(default_factory=dict[str, JsonSchema])
-    """The schemas by ``apiVersion``. The empty string stands for parameters without apiVersion and
-    kind."""
+    """The schemas, keyed by ``apiVersion``. The empty string stands for parameters without
+    apiVersion and kind."""
 
     problems: tuple[str, ...] = ()
-    """The malformed schemas, which check nothing."""
+    """The problems of malformed schemas, which are not used for checks."""
 
 
 def schemas_of(device_driver: Object) -> DriverSchemas:
@@ -55,7 +55,7 @@ def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> It
 
     :param body: a ResourceClaim, ResourceClaimTemplate or DeviceClass in the version v1, v1beta2 or
         v1beta1, which have the same configs.
-    :param schemas: the schemas by driver. The parameters of other drivers are not checked.
+    :param schemas: the schemas, keyed by driver. The parameters of other drivers are not checked.
     """
     kind, path = text(body, "kind"), ["spec"]
     if kind == "ResourceClaimTemplate":

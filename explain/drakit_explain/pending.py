@@ -10,7 +10,7 @@ budget (:mod:`.budget`), and both raise :class:`.QueriesPendingError` until the 
 planned have results.
 
 The same situation results in the same sentence (no time, no counter of attempts), so that Events
-can be deduplicated. Facts that cannot be evaluated are reported as unknown. Nothing is guessed.
+can be deduplicated. Facts that cannot be evaluated are reported as unknown, instead of guessed.
 
 Does not depend on Kubernetes clients, clocks, or earlier reports.
 """
@@ -83,7 +83,7 @@ each in a cluster of 2,000 nodes. The least recently used are dropped first."""
 
 
 _MAY_END = {Code.DEVICES_ALLOCATED, Code.DEVICES_TAINTED}
-"""Reasons that end when devices become free."""
+"""Reasons that no longer apply when devices become free."""
 
 
 class Verdict(StrEnum):
@@ -93,20 +93,21 @@ class Verdict(StrEnum):
     """The pod has a node, or the scheduler does not consider it (gates, deletion)."""
 
     STARTING = "starting"
-    """The pod has a node, and no problem is known, but not all of its containers have started."""
+    """The pod has a node and no known problem, but not all of its containers have started."""
 
     BROKEN = "broken"
-    """The pod has a node, but its claims prevent its start, or its devices have a problem."""
+    """The pod has a node, but its claims prevent it from starting, or its devices have a
+    problem."""
 
     DELETING = "deleting"
-    """The pod is being deleted, and something prevents the end of the deletion."""
+    """The pod is being deleted, and something prevents the deletion from completing."""
 
     BLOCKED = "blocked"
     """The scheduler cannot bind the pod, because of its claims."""
 
     FITS = "fits"
-    """Devices for the pod are available. If it stays pending, the cause is not its claims. Reasons
-    concern its start."""
+    """Devices for the pod are available. If it stays pending, its claims are not the cause. Any
+    reasons are about its start."""
 
     UNDECIDED = "undecided"
     """A fact could not be evaluated, or the explanation has used its budget."""
@@ -114,7 +115,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimReport:
-    """A claim of the pod, in the state that the scheduler sees."""
+    """A claim of the pod, as the scheduler sees it."""
 
     origin: str
     """``claim "name"`` or ``claim template "name"``."""
@@ -131,21 +132,22 @@ class Explanation:
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     claim_reasons: tuple[Reason, ...] = ()
-    """The `reasons` that concern only one claim, in sentences about this claim."""
+    """The `reasons` that concern only one claim, in sentences about the claim."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
-    """All nodes, and why the pod cannot use each, apart from devices."""
+    """All nodes, each with the reason why the pod cannot use it, apart from devices."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
-    """Searches for `remedy`. The first call must be before the next change of the world."""
+    """Searches for `remedy`. It must be called for the first time before the next change of the
+    world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
-        """Single changes that are each proven to be enough, as a clause. Empty if there are
+        """Changes, each of which is proven to be enough by itself, as a clause. Empty if there are
         none."""
         return self.find_remedy()
 
@@ -161,11 +163,11 @@ def waits(pod: PodFacts) -> bool:
 
 def count_waiting(world: World, found: dict[str, set[str]]) -> Iterator[None]:
     """
-    Add the UIDs of the pods that wait with unallocated claims, by each DeviceClass that they
-    request. Other tasks can run after each part of the work.
+    For each DeviceClass, add the UIDs of the pods that are waiting with unallocated claims for it.
+    Other tasks can run after each part of the work.
 
     Tenants choose the names in claims. Therefore, only the first existing classes have their own
-    sets, and `OTHERS` has the pods that request any other name.
+    sets, and `OTHERS` contains the pods that request any other name.
     """
     classes = sorted(each.name for each in world.of(ClassFacts).values())[:MAX_NAMES]
     found |= {name: set[str]() for name in (*classes, OTHERS)}
@@ -184,8 +186,8 @@ def searching(pod: PodFacts, world: World) -> PodFacts | None:
     """
     Return the pod for which devices are searched, or None.
 
-    It is the pod itself while it waits. For a pod whose device is gone, it is the pod with which
-    its controller replaces it.
+    It is the pod itself while it is waiting. If a device of the pod is gone, it is the pod that its
+    controller would create as a replacement.
     """
     if waits(pod):
         return pod
@@ -208,11 +210,11 @@ class _Result:
     key: object
     judged: Judged
     left: int
-    """The remaining steps of the budget."""
+    """The number of steps that remain in the budget."""
 
     remedy: str | None = None
     never: list[Finding] | None = None
-    """Why claims cannot be allocated even if all devices are free."""
+    """The reasons why claims cannot be allocated even if all devices are free."""
 
 
 class Explainer:
@@ -222,8 +224,8 @@ class Explainer:
         """
         Explain pods of a world.
 
-        :param name_all_holders: name claims of other namespaces, too. Reasons appear in Events that
-            the pod's owner reads, so these claims are only counted by default.
+        :param name_all_holders: whether to name claims of other namespaces as well. Reasons appear
+            in Events that the pod's owner reads, so by default, such claims are only counted.
         """
         self._world = world
         self.verdicts: Verdicts = Verdicts(world)
@@ -232,14 +234,16 @@ class Explainer:
         self._analyses: dict[Request, Analysis] = {}
         self._revisions: tuple[int, int, int | None, int] = (-1, -1, None, 0)
         self._results: dict[int, _Result] = {}
-        """The results by the hash of their key, which is computed once because it takes longest."""
+        """The results, keyed by the hash of the key. The hash is computed only once, because it
+        takes longest."""
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
         return self._world.texts(self._exact_requests(pod))
 
     def prepare(self, pod: PodFacts) -> Iterator[None]:
-        """Count the devices that the explanation of a pod needs, and yield in between. Optional."""
+        """Count the devices that the explanation of a pod needs. Yields at intervals. Calling this
+        is optional."""
         world, budget = self._world, budget_of(self._world)
         with suppress(BudgetSpentError, NotEvaluatedError, ValueError):
             for request in self._exact_requests(pod):
@@ -262,10 +266,10 @@ class Explainer:
         self, pod: PodFacts, *, settled: bool = False, events: Events = NO_EVENTS
     ) -> Explanation:
         """
-        Return why a pod's claims are not allocated, or cannot be used on its node.
+        Return the reasons why a pod's claims are not allocated, or cannot be used on its node.
 
-        :param settled: nothing about the pod has changed for a while, so that a state that is
-            normal for a short time is a problem.
+        :param settled: whether the pod has not changed for some time. Then, a state that is normal
+            for a short time is a problem.
         :param events: the Events about the pod and its claims, if they are known.
 
         Raises :class:`QueriesPendingError` if the planned queries must be run first.
@@ -338,7 +342,7 @@ class Explainer:
         settled: bool = False,
         events: Events = NO_EVENTS,
     ) -> Explanation:
-        """Explain a pod. A function runs all queries, which may take seconds."""
+        """Explain a pod, and run all queries with a function. This may take seconds."""
         explain = partial(self.explain, pod, settled=settled, events=events)
         found = answered(self.verdicts, explain, answer)
         find_remedy = partial(answered, self.verdicts, found.find_remedy, answer)
@@ -351,8 +355,8 @@ class Explainer:
         allocated: Sequence[ClaimFacts],
         judged: Judged | None = None,
     ) -> tuple[Reason, ...]:
-        """Return why a pod that fits on a node cannot start there. The scheduler does not know
-        about this."""
+        """Return the reasons why a pod that fits on a node cannot start there, although the
+        scheduler does not know about them."""
         drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
         if judged is not None:
             drivers |= dict.fromkeys(sorted(judged.answers[node].drivers))
@@ -375,7 +379,7 @@ class Explainer:
     def _elsewhere(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
     ) -> Iterator[Finding]:
-        """Return the claims that other pods use on nodes where this pod cannot run."""
+        """Return the claims that other pods use on nodes on which this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
@@ -482,7 +486,7 @@ class Explainer:
                 or _uncertain(trial)
             ):
                 return _undecided(unknown, reports, nodes)
-        trial.budget.spend()  # raises if the reports are not complete
+        trial.budget.spend()  # raises an error if the reports are not complete
         findings = findings_of_shortage(
             trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
@@ -497,8 +501,8 @@ class Explainer:
         )
 
     def _with_never(self, findings: list[Finding], trial: Trial, result: _Result) -> list[Finding]:
-        """Return findings about devices that are held or tainted, after those that remain when the
-        devices are free."""
+        """Return findings about devices that are held or tainted, after findings that would remain
+        if the devices were free."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
         unnamed = trial.unnamed()
         if not lasting and result.never is None:
@@ -620,7 +624,7 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
 
 
 def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes although no other pod uses them, so that they may be
+    """Return the claims that exclude nodes although no other pod uses them. They may be
     deallocated."""
     excluding = {
         problem.detail
@@ -636,7 +640,8 @@ def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> lis
 
 
 def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
-    """Return why the scheduler may never see a fatal error: other filters run before DRA's."""
+    """Return the reasons why the scheduler may never encounter a fatal error: other filters run
+    before that of DRA."""
     first, number = next(iter(judged.fatal)), len(judged.fatal)
     more = f" and {number - 1} more" if number > 1 else ""
     why = ", ".join(pod.unchecked)
@@ -644,7 +649,7 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
 
 
 def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
-    """Return why nodes have no result, and the findings of the counts."""
+    """Return the reasons why nodes have no result, and the findings from the counts."""
     if undecided := [each.text for each in judged.answers.values() if each.undecided]:
         return [undecided[0], *counted]
     if judged.unjudged:
@@ -655,7 +660,7 @@ def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
 
 
 def _unread(trial: Trial) -> list[str]:
-    """Return the facts that could not be read, so that every reason is uncertain."""
+    """Return the facts that could not be read. They make every reason uncertain."""
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
     return _of_pool(trial, PoolState.UNREAD, "has more devices than drakit evaluates")
@@ -663,7 +668,7 @@ def _unread(trial: Trial) -> list[str]:
 
 def _uncertain(trial: Trial) -> list[str]:
     """Return the unknown facts that make a shortage uncertain."""
-    if trial.rules.skips_pools:  # later releases allocate nothing from such a pool
+    if trial.rules.skips_pools:  # later releases do not allocate from such a pool
         return []
     return _of_pool(trial, PoolState.INCOMPLETE, "is incomplete: slices are missing")
 

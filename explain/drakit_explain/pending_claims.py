@@ -1,11 +1,12 @@
 """
 The claims of a pod in the state that the scheduler sees, and their problems before any query.
 
-A claim may be missing, not created yet, made for another pod, or in deletion. Its class may be
-missing. Extended resources that a DeviceClass provides are treated as claims, because the scheduler
-creates one.
+A claim may be missing, not created yet, created for another pod, or in the process of deletion. Its
+class may be missing. Extended resources that a DeviceClass provides are treated as claims, because
+the scheduler creates one.
 
-:mod:`.pending` decides whether there are devices. Does not depend on clients, clocks, or Events.
+:mod:`.pending` determines whether devices are available. Does not depend on clients, clocks, or
+Events.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ from drakit_explain.unmatched import why_unmatched
 from drakit_explain.world import Name, World
 
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the extended resource that each DeviceClass provides by its name."""
+"""The prefix of the extended resource that each DeviceClass provides under its own name."""
 
 _QUOTA_OF_CLASS = ".deviceclass.resource.k8s.io/devices"
 _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 
 _QUOTA_OF_ALL = 32
-"""The devices with which a quota counts a request for all devices: the most that a claim can
-have."""
+"""The number of devices that a quota assumes for a request for all devices: the maximum of a
+claim."""
 
 _UNIT = 10**9
 
 _USERS = 3
-"""The number of a claim's users that are named."""
+"""The maximum number of a claim's users that are named."""
 
 _COMPARED = 8
-"""The number of names that are compared by letter. Two names with 253 letters take 6 ms, and
-tenants choose them."""
+"""The maximum number of names that are compared letter by letter. Two names with 253 letters take 6
+ms, and tenants choose them."""
 
 QUOTA_SECONDS = 5.0
-"""The time within which a claim that a quota counts becomes visible."""
+"""The maximum time until a claim that a quota already counts becomes visible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +85,8 @@ def resolve(
     """
     Find a claim of a pod. Return None if the pod does not need it.
 
-    :param settled: the pod is old enough for a missing claim to be a problem.
-    :param name_all: the reader may know the claims of other namespaces.
+    :param settled: whether the pod is old enough for a missing claim to be a problem.
+    :param name_all: whether the reader may see the names of claims in other namespaces.
     """
     if each.needless:
         return None
@@ -120,7 +121,7 @@ def resolve(
             + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
     template = world.template(pod.namespace, each.template)
-    # The claim may outlive its template, or not be created yet: use whichever exists.
+    # The claim may outlive its template, or may not exist yet, so use whichever exists.
     source = claim or template
     if source is None:
         return Finding(
@@ -150,7 +151,7 @@ def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | 
 
 
 def _elsewhere(name: str | None, world: World) -> str:
-    """Return a namespace with a claim of this name, in parentheses."""
+    """Return the namespace of a claim with this name, in parentheses."""
     found = sorted(each.namespace for each in world.of(ClaimFacts) if each.name == name)
     if not found:
         return ""
@@ -158,7 +159,7 @@ def _elsewhere(name: str | None, world: World) -> str:
 
 
 def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:
-    """Return the existing name that a wrong name probably means, in parentheses."""
+    """Return the existing name that a wrong name is most likely meant to be, in parentheses."""
     wrong = name or ""
     half = len(wrong) // 2  # a typo leaves one half unchanged
     alike = (
@@ -184,7 +185,8 @@ def _not_created(
     settled: bool,
     events: Events,
 ) -> Finding | None:
-    """Return why the claim of a template is not created, or None if it may be created right now."""
+    """Return the reason why the claim of a template was not created, or None if it may be created
+    at any moment."""
     namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
     asks = any(exact.admin_access for exact in exact_of(template.requests))
     if asks and namespace is not None and not namespace.admin_access:
@@ -244,8 +246,8 @@ def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
 
 
 def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
-    """Return the limits of a ResourceQuota that allows some devices of a class, whether pods
-    request them with claims or as extended resources."""
+    """Return the limits of a ResourceQuota that allows some devices of a class, regardless of
+    whether pods request them with claims or as extended resources."""
     name = device_class.name
     limits = [f"{name}{_QUOTA_OF_CLASS}", f"requests.{_OF_CLASS}{name}"]
     if device_class.extended_resource:
@@ -254,7 +256,8 @@ def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
 
 
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
-    """Return a claim's usage in quotas. For alternatives, it is the largest one of each class."""
+    """Return a claim's usage in quotas. Of alternatives, the largest usage of each class
+    applies."""
     usage = {_QUOTA_OF_CLAIMS: 1}
     for request in requests:
         largest: dict[str, int] = {}
@@ -271,7 +274,7 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
 
 
 def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
-    """Return the extended resources that a DeviceClass provides, and those that are not
+    """Return the extended resources that a DeviceClass provides, and those that cannot be
     evaluated."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
@@ -306,8 +309,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
 
 
 def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
-    """Return extended resources that nothing provides, but whose names are similar to an existing
-    one."""
+    """Return extended resources that nothing provides, but whose names resemble an existing one."""
     if not pod.extended or pod.extended_claim is not None or not world.of(NodeFacts):
         return
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
@@ -333,7 +335,7 @@ def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
 
 
 def not_checked(pod: PodFacts, world: World) -> list[str]:
-    """Return further conditions for the pod's node that are not explained here, as phrases."""
+    """Return further conditions for the pod's node, as phrases. They are not explained here."""
     plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
     return [
         *pod.unchecked,
@@ -346,8 +348,8 @@ def not_checked(pod: PodFacts, world: World) -> list[str]:
 
 
 def class_of_resource(resource: str, world: World) -> ClassFacts | None:
-    """Return the class that provides a resource. Of several, return the youngest, then the first by
-    name."""
+    """Return the class that provides a resource. If there are several, return the youngest, and
+    among equally old ones, the first by name."""
     classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]
     if classes:
         youngest = max(one.created for one in classes)
@@ -372,7 +374,8 @@ def _is_listed(resource: str, world: World, *, even_none: bool = False) -> bool:
 def classes_missing(
     origin: str, request: Request, world: World, *, claim: ClaimFacts | None = None
 ) -> Iterator[Finding]:
-    """Return the classes of a request that do not exist. `claim` has the request, if it exists."""
+    """Return the classes of a request that do not exist. `claim` is the claim with the request, if
+    it exists."""
     for name, each in exact_requests(request):
         if each.device_class and world.device_class(each.device_class) is None:
             yield Finding(
@@ -412,7 +415,8 @@ def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
 
 
 def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason]:
-    """Return why no claim with these requests can be allocated, whichever pod waits for it."""
+    """Return the reasons why no claim with these requests can be allocated, regardless of the pod
+    that waits for it."""
     origin = f"{of.reference.kind} {of.namespace}/{of.name}"
     claim = of if isinstance(of, ClaimFacts) else None
     return [
@@ -423,7 +427,8 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
 
 
 def what_to_check(request: Request, world: World, *, owners: str = "class and request") -> str:
-    """Return what to check if no device matches: the driver that the selectors name, if any."""
+    """Return what to check if no device matches: the driver that the selectors name, if there is
+    one."""
     if why := why_unmatched(request, world):
         return why
     drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}

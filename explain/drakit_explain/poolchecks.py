@@ -1,13 +1,14 @@
 """
-Problems of published pools: of a node, of a ResourceSlice, and counted for the cluster.
+Problems of published pools: those of a node, those of a ResourceSlice, and their number in the
+cluster.
 
-A pool that is being updated is incomplete for a moment, so a state is a problem only if it lasts.
-The caller measures that. It cannot be known whether the driver of a slice is installed on its node,
-because no API object lists the drivers of a node. It can be known that the node of a slice does not
-exist.
+A pool that is being updated is briefly incomplete, so a state is a problem only if it lasts. The
+caller measures how long it lasts. It is not possible to determine whether the driver of a slice is
+installed on its node, because no API object lists the drivers of a node. It is only possible to
+determine that the node does not exist.
 
-:mod:`.pools` decides which slices are used, by the scheduler's rules. Does not depend on clients,
-clocks, or Events.
+:mod:`.pools` decides which slices are used, according to the scheduler's rules. Does not depend on
+clients, clocks, or Events.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from drakit_explain.world import EVERYWHERE, World
 
 
 class PoolCondition(StrEnum):
-    """The state of a pool. If several apply, the first in this order."""
+    """The state of a pool. If several states apply, the first in this order is used."""
 
     NODE_MISSING = "node-missing"
     """The node of the pool does not exist."""
@@ -66,7 +67,8 @@ def node_problems(node: NodeFacts, world: World) -> list[Reason]:
 
 
 def slice_problems(of: SliceFacts, world: World) -> list[Reason]:
-    """Return the missing node of a slice: once for a pool, at its first slice by name."""
+    """Return the missing node of a slice. It is returned only once per pool, for the first slice by
+    name."""
     node = node_of_slice(of)
     if not node or not world.of(NodeFacts) or world.node(node) is not None:
         return []
@@ -93,9 +95,9 @@ def pool_conditions(world: World) -> Mapping[PoolCondition, int]:
 
 def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolCondition]]:
     """Return each pool with its condition, and with its node if the pool belongs to one node. Pools
-    with the same name on two nodes are two pools."""
+    with the same name on two nodes are different pools."""
     views = world.views()
-    rivals: dict[PoolID, Collection[str]] = {}  # once per pool, which all nodes may have
+    rivals: dict[PoolID, Collection[str]] = {}  # a pool can be on all nodes
     for name in list(world.nodes_with_slices()):
         view = views.get(name)
         for identity in _pools_of(name, world):
@@ -107,7 +109,7 @@ def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolConditi
             yield identity, name, _condition(identity, view, world, rivals[identity])[0]
     shared = {each.of_pool for each in world.slices_of_node(EVERYWHERE)} - rivals.keys()
     for view in views.values():
-        if not shared:  # usually after the first node
+        if not shared:  # usually, the first node is sufficient
             return
         for pool in world.pools_of_node(view):
             if pool.identity in shared:
@@ -177,7 +179,7 @@ def _finding(
 
 
 def _missing(identity: PoolID, view: NodeView, world: World) -> str:
-    """Return why a pool is incomplete. The scheduler compares the numbers of slices."""
+    """Return the reason why a pool is incomplete. The scheduler compares the numbers of slices."""
     newest = max(each.generation for each in _of_node(identity, view.name, world))
     slices = [each for each in world.slices_of_pool(identity) if each.generation == newest]
     stated = sorted({each.pool_slices for each in slices})
@@ -195,8 +197,8 @@ def _rivals(identity: PoolID, world: World) -> list[str]:
     """
     Return the nodes that publish different pools with the same name. Empty if it is one pool.
 
-    One pool may have slices for several nodes. In this case, no node has all of them, and no device
-    occurs on two of them.
+    One pool can have slices for several nodes. If so, no node has all of them, and no device occurs
+    on two of them.
     """
     by_node: dict[str, list[SliceFacts]] = {}
     for each in world.slices_of_pool(identity):

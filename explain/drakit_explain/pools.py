@@ -1,10 +1,11 @@
 """
-The pools of a node: the slices that are used, in the scheduler's order, and their problems. Also,
-the differences between the minor releases of Kubernetes in the way the scheduler allocates devices.
+The pools of a node: the slices that are used, in the scheduler's order, and their problems. The
+module also contains the differences in the scheduler's allocation of devices between minor releases
+of Kubernetes.
 
 The rules follow ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the
 highest generation is used, a pool without all of its slices is *incomplete*, and one that
-contradicts itself is *invalid*. Nothing is allocated from either.
+contradicts itself is *invalid*. The scheduler does not allocate devices from either.
 
 The sources are the DynamicResources plugin
 (``pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go`` in ``k8s.io/kubernetes``)
@@ -55,7 +56,7 @@ class Rules:
 
     skips_pools: bool
     """
-    Nothing is allocated from pools that are incomplete or invalid, and the search continues.
+    Whether the search skips incomplete and invalid pools, and continues.
 
     Since 1.35 (``allocateOne``: ``if pool.IsIncomplete || pool.IsInvalid``). Up to 1.34, an invalid
     pool that the search reaches ends it with an error, and an incomplete pool is used. Slices for
@@ -64,7 +65,7 @@ class Rules:
 
     places_counters: bool
     """
-    A slice that only has counters affects the nodes that it selects, like any other slice.
+    Whether a slice that only has counters affects the nodes that it selects, like any other slice.
 
     Since 1.37 (``GatherPools``). Up to 1.36, it affects all nodes: on each of them, its pool may be
     incomplete or invalid.
@@ -72,8 +73,8 @@ class Rules:
 
     ends_at_timeout: bool
     """
-    If the filter reaches its timeout (10 s), the scheduler gives up on the pod, on all nodes.
-    Before 1.36, it skips only this node.
+    Whether the scheduler gives up on the pod, on all nodes, if the filter reaches its timeout (10
+    s). Before 1.36, it skips only this node.
 
     Source: the case ``context.DeadlineExceeded`` of ``Filter`` in 1.36.3 and 1.37.2.
     """
@@ -104,7 +105,7 @@ class Counter(NamedTuple):
 
 
 class PoolState(Enum):
-    """Whether devices are allocated from a pool."""
+    """Whether devices can be allocated from a pool."""
 
     READY = "ready"
     INCOMPLETE = "incomplete"
@@ -121,15 +122,15 @@ class NodeView(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePool:
-    """A pool in the state that the scheduler sees for one node."""
+    """A pool, as the scheduler sees it for one node."""
 
     identity: PoolID
     state: PoolState = PoolState.READY
     problem: str = ""
-    """Why the pool is invalid, as a clause. Empty if it is valid."""
+    """The reason why the pool is invalid, as a clause. Empty if it is valid."""
 
     missing: str = ""
-    """How many slices an incomplete pool has, such as ``1 of 2 slices``."""
+    """The number of slices of an incomplete pool, such as ``1 of 2 slices``."""
 
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
@@ -167,7 +168,7 @@ def pools_of_node(
     """
     Return the pools with slices for a node, in the order of the allocator.
 
-    :param slices: the slices of the whole cluster, or at least all slices of each pool that has one
+    :param slices: all slices of the cluster, or at least all slices of each pool that has a slice
         for the node.
     """
     pools: dict[PoolID, list[SliceFacts]] = {}
@@ -234,8 +235,8 @@ def _concerns(each: SliceFacts, node: NodeView) -> bool:
 
 
 def _has_only_counters(each: SliceFacts) -> bool:
-    """Return whether a slice only has counters. Since Kubernetes 1.35, no slice has counters and
-    devices."""
+    """Return whether a slice contains only counters. Since Kubernetes 1.35, no slice contains both
+    counters and devices."""
     return bool(each.counter_sets) and not len(each.devices)
 
 
@@ -292,6 +293,6 @@ def newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
 
 
 def is_complete(slices: Collection[SliceFacts]) -> bool:
-    """Return whether the number of slices of the highest generation is the stated one."""
+    """Return whether the number of slices of the highest generation is the expected number."""
     current = newest(slices)
     return bool(current) and len(current) == current[0].pool_slices

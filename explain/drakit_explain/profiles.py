@@ -2,10 +2,10 @@
 Determines which nodes are different for the allocator and some claims. The allocator has the same
 result on nodes with equal profiles, so it is queried about only one of them.
 
-The nodes of a cluster usually have equal hardware, in pools and with values of their own.
-Therefore, a profile does not contain the names of nodes, pools and devices. For an attribute that a
-constraint compares, the profile contains only which devices have equal values. A slice with fields
-that this version does not know equals no other.
+The nodes of a cluster usually have equal hardware, but in different pools and with different
+values. Therefore, a profile does not contain the names of nodes, pools and devices. For an
+attribute that a constraint compares, the profile contains only which devices have equal values. A
+slice with fields that this version does not know is not equal to any other.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ class Profiles:
         """
         Compare nodes.
 
-        :param all_free: no device is allocated or tainted.
+        :param all_free: whether to treat all devices as unallocated and untainted.
         """
         self.revision: int = world.rules_revision
         self.known: dict[str, tuple[object, int, int]] = {}
-        """By node: its pools, the revision of their last change, and the hash of the profile."""
+        """For each node: its pools, the revision of their last change, and the hash of the
+        profile."""
 
         self._world = world
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
-        """Whether the only effect of devices on other nodes is that a pool is incomplete."""
+        """Whether devices on other nodes have no effect except that a pool is incomplete."""
 
         self._selections = [
             Selection(world, exact) for claim in claims for exact in exact_of(claim.requests)
@@ -72,7 +73,7 @@ class Profiles:
             [
                 self._pool(pool, values, names)
                 for pool in pools
-                # Slices with counters affect all nodes, but most nodes have no device of the pool.
+                # Slices with counters affect all nodes, but most nodes have no device in the pool.
                 if pool.slices or self._counts_empty or pool.state is not PoolState.READY
             ]
         )
@@ -87,9 +88,9 @@ class Profiles:
         return (
             driver,
             slices,
-            names.setdefault(name, len(names)),  # the allocator knows counters by this name
+            names.setdefault(name, len(names)),  # the allocator knows counters by name
             tuple(sorted(pool.counters.items())),
-            # Devices of other nodes consume the same counters, so no other pool equals it.
+            # devices of other nodes consume the same counters, so the pool differs from all others
             name if pool.elsewhere else None,
         )
 
@@ -104,7 +105,7 @@ class Profiles:
                 errors |= 1 << index
             outcomes.append((selected.matches, errors))
             relevant |= selected.matches | errors
-        if devices.consumes:  # all held devices of a pool matter, whether selected or not
+        if devices.consumes:  # all held devices of a pool are relevant, whether selected or not
             relevant = (1 << len(devices)) - 1
         return (
             tuple(outcomes),
@@ -123,7 +124,7 @@ class Profiles:
         )
 
     def _state(self, of: SliceFacts, relevant: int) -> Iterator[Hashable]:
-        """Return how claims and taints affect the devices."""
+        """Yield the effects of claims and taints on the devices."""
         world = self._world
         if self._all_free:
             return

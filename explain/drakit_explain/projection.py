@@ -2,11 +2,11 @@
 Projects raw objects to the facts of :mod:`.model`: objects of ``resource.k8s.io``, and the parts of
 pods, nodes, namespaces and quotas (core ``v1``) on which claims and devices depend.
 
-Fields that the facts do not need are ignored. Absent, null and empty are the same. Content that a
-tenant can make large has a limit for each object. Beyond the limit, the object is projected without
-that content. Strings that repeat in thousands of objects (names of drivers, pools, classes,
-attributes) are stored once, and so are the values that similar devices have in common: capacities,
-counters, taints.
+Fields that the facts do not need are ignored. Absent, null and empty fields are treated alike.
+Content that a tenant can make large has a limit for each object. Beyond the limit, the object is
+projected without that content. Strings that repeat in thousands of objects (names of drivers,
+pools, classes, attributes) are stored once, and so are the values that similar devices have in
+common: capacities, counters, taints.
 
 Does not depend on clients.
 """
@@ -77,23 +77,24 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""The maximum size of a selector. A selector that tests a dozen attributes is smaller. One
-character of four bytes makes each character of a string take four."""
+"""The maximum size of a selector. A selector that tests a dozen attributes is smaller. A single
+character of four bytes makes Python store four bytes for each character of the string."""
 
 MAX_CONTENT = 64 * 2**10
-"""The size limit, as JSON, of a claim's requests and constraints, of a class's selectors, and of a
-pod's scheduling rules and resources. Each byte can take 25 bytes after parsing (``{},{},...``)."""
+"""The maximum size, as JSON, of a claim's requests and constraints, of a class's selectors, and of
+a pod's scheduling rules and resources. Each byte can take 25 bytes after parsing
+(``{},{},...``)."""
 
 MAX_SHARED = 2**10
-"""The size limit, as JSON, of cached content: larger content would stay in memory after its
-object."""
+"""The maximum size, as JSON, of content that is cached. Larger content would remain in memory after
+its object is gone."""
 
 MAX_NAMES = 16
 """The maximum number of an object's finalizers and scheduling gates that are kept. Sentences name
 them, and most objects have one."""
 
 MAX_CONTAINERS = 3
-"""The number of containers of a pod whose problems are kept."""
+"""The maximum number of a pod's containers whose problems are kept."""
 
 MAX_MESSAGE = 768
 """The maximum length of a message of the kubelet or runtime. In the messages of containerd and
@@ -163,7 +164,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         for result, facts in zip(results, allocated, strict=True)
         if not result.get("adminAccess")
     ]
-    # A pod is named twice, but its name and UID are stored once.
+    # The same pod is named twice, but its name and UID are stored only once.
     of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))}
     consumers = tuple(
         [
@@ -289,7 +290,7 @@ _SLICE_FIELDS = frozenset(
     (
         *("driver", "pool", "nodeName", "nodeSelector", "allNodes", "devices"),
         *("perDeviceNodeSelection", "sharedCounters"),
-        "partitionTypeAttribute",  # it does not change a verdict
+        "partitionTypeAttribute",  # this field does not change a verdict
     )
 )
 _DEVICE_FIELDS = frozenset(
@@ -310,7 +311,7 @@ _CONSTRAINT_FIELDS = frozenset(("requests", "matchAttribute", "distinctAttribute
 
 
 def _has_extra(spec: Object, devices: Devices) -> bool:
-    """Return whether a slice has fields that the facts do not have."""
+    """Return whether a slice has fields that the facts do not contain."""
     return not (
         _SLICE_FIELDS.issuperset(spec)
         and all(map(_DEVICE_FIELDS.issuperset, children(spec, "devices")))
@@ -320,14 +321,14 @@ def _has_extra(spec: Object, devices: Devices) -> bool:
 
 
 def _extra(body: Object, known: frozenset[str]) -> bytes:
-    """Return the fields of a request or constraint that the facts do not have, as JSON."""
+    """Return the fields of a request or constraint that the facts do not contain, as JSON."""
     if known.issuperset(body):
         return b""
     return orjson.dumps({name: value for name, value in body.items() if name not in known})
 
 
 def _place(body: Object) -> Place | None:
-    """Read the nodes that a slice or a device is for. Return None if there is no such field."""
+    """Read the nodes that a slice or a device is for. Return None without such a field."""
     if node := text(body, "nodeName"):
         return Place(node=intern(node))
     if body.get("allNodes"):
@@ -367,7 +368,8 @@ def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]
 
 @lru_cache(maxsize=1024)
 def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
-    """Read requests and constraints. Most claims have the same ones as many others."""
+    """Read requests and constraints. The result is cached, because many claims have the same
+    ones."""
     bodies, constraints = orjson.loads(content)
     return tuple(map(_request, bodies)), tuple(map(_constraint, constraints))
 
@@ -401,11 +403,11 @@ def _exact(name: str, body: Object) -> Request:
 _UNREAD = {"name": "", "allocationMode": "that cannot be read"}
 
 UNREAD_CLAIM: Object = {"devices": {"requests": [{**_UNREAD, "exactly": _UNREAD}]}}
-"""The spec of a claim that cannot be read, in each version. No result about it is certain."""
+"""The spec of an unreadable claim, for each version. No result about it is certain."""
 
 
 def _unsupported(body: Object) -> str:
-    """Return the part of a request that drakit does not support, or the empty string."""
+    """Return the part of a request that drakit does not support, or an empty string."""
     mode = text(body, "allocationMode")
     if mode not in ("", "ExactCount", "All"):
         return f"allocation mode {mode}"
@@ -432,7 +434,8 @@ def _selectors(body: Object) -> tuple[str, ...]:
 
 
 def _kept(expression: str) -> str:
-    """Return an expression, or the empty one if it is too large, so that its result is unknown."""
+    """Return an expression. If it is too large, return an empty one, so that its result is
+    unknown."""
     return intern(expression) if len(expression.encode()) <= MAX_EXPRESSION else ""
 
 
@@ -488,7 +491,7 @@ def _kind(
 
 
 def _taints(body: Object) -> tuple[TaintFacts, ...]:
-    """Read the taints of a device or node that repel pods."""
+    """Read the taints of a device or node that pods must tolerate."""
     found = children(body, "taints")
     if not found:
         return ()
@@ -572,7 +575,7 @@ def _version(text: str) -> Version:
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
-"""The label of namespaces that may have claims with admin access."""
+"""The label of namespaces in which claims may have admin access."""
 
 _SANDBOX = {"True": True, "False": False}
 
@@ -629,10 +632,10 @@ def project_pod(body: Object) -> PodFacts:
 
 
 _STARTS = ("", "ContainerCreating", "PodInitializing")
-"""Reasons of containers that wait for their turn."""
+"""The reasons of containers that are waiting for their turn."""
 
 _OF_RUNTIME = ("ContainerCannotRun", "StartError")
-"""Reasons of containers that ended before they ran. Their messages come from the runtime."""
+"""The reasons of containers that ended before they ran. Their messages come from the runtime."""
 
 
 def _message(of: Object) -> str:
@@ -680,7 +683,7 @@ def _group_of_pod(spec: Object) -> str:
 
 
 def _unchecked(spec: Object) -> Iterator[str]:
-    """Return the rules of a pod that exclude nodes, and that :mod:`.nodes` does not check."""
+    """Yield the rules of a pod that exclude nodes, but that :mod:`.nodes` does not check."""
     if any(
         each.get("persistentVolumeClaim") or each.get("ephemeral")
         for each in children(spec, "volumes")
@@ -777,7 +780,7 @@ def project_quota(body: Object) -> QuotaFacts:
 
 
 _OF_CLAIMS = ".resource.k8s.io"
-"""Part of the names of a quota's resources that claims use."""
+"""The part of a resource's name in a quota that shows that claims use the resource."""
 
 
 def _pod_claim(claim: Object, made: Object | None) -> PodClaim:

@@ -1,10 +1,10 @@
 """
 The allocator's verdicts about claims on nodes, which are cached or planned as queries.
 
-An explanation that lacks a verdict continues without it, plans the query, and ends with
-:class:`QueriesPendingError`. The caller runs the planned queries, and explains again. The cache key
-of a verdict is the input of the allocator: the claims, the classes, and the profile of the node
-(:mod:`.profiles`). Therefore, a change on one node costs one query for each request.
+If an explanation lacks a verdict, it plans the query, continues without the verdict, and ends with
+:class:`QueriesPendingError`. The caller runs the planned queries, and repeats the explanation. The
+cache key of a verdict is the input of the allocator: the claims, the classes, and the profile of
+the node (:mod:`.profiles`). Therefore, a change on one node costs one query for each request.
 """
 
 from __future__ import annotations
@@ -52,26 +52,28 @@ query is repeated."""
 
 MAX_PROFILES = 64
 MAX_NODES = 1 << 16
-"""The limits of cached profiles: lists of claims, and nodes in all of them. They take 15 MiB."""
+"""The maximum numbers of cached profiles: of lists of claims, and of nodes in all of them. They
+take 15 MiB."""
 
 MAX_PLANNED = 64
 MAX_BYTES = 1 << 20
-"""The limits of queries, and of their bytes, that an explanation plans before it ends."""
+"""The maximum number of queries that an explanation plans before it ends, and their maximum size in
+bytes."""
 
 STEPS_PER_PART = 4
-"""Steps for each request and device in a query."""
+"""The number of steps for each request and device in a query."""
 
 MAX_UNDECIDED = 2
-"""The number of queries about the same claims without a result, after which no more are made. Each
-can take seconds."""
+"""The number of queries without a result after which no more queries about the same claims are
+made. Each can take seconds."""
 
 
 _UNAVAILABLE = Verdict(outcome=VerdictOutcome.UNAVAILABLE)
-"""The most frequent verdict, as one shared object."""
+"""The most frequent verdict, as a shared object."""
 
 
 class QueriesPendingError(Exception):
-    """The planned queries must be run first."""
+    """The planned queries must be run before the explanation is repeated."""
 
 
 class Released(NamedTuple):
@@ -81,7 +83,7 @@ class Released(NamedTuple):
     """The UID of the only such claim. None means all claims."""
 
     kept: frozenset[str] = frozenset()
-    """UIDs of claims that still have their devices."""
+    """The UIDs of claims that still have their devices."""
 
     def holds(self, claim: ClaimFacts) -> bool:
         """Return whether a claim still has its devices."""
@@ -90,14 +92,14 @@ class Released(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """Facts of a query that are replaced, apart from those of its claims."""
+    """The facts of a query that are replaced, apart from those of its claims."""
 
     released: Released | None = None
     all_free: bool = False
-    """No claim is allocated, and no device is tainted."""
+    """Whether to treat all claims as unallocated, and all devices as untainted."""
 
     without_errors: bool = False
-    """Devices on which a selector fails are left out."""
+    """Whether to omit devices on which a selector fails."""
 
 
 NO_CHANGES = Changes()
@@ -142,16 +144,17 @@ class Verdicts:
     def __init__(self, world: World) -> None:
         self._world = world
         self._known: dict[int, Verdict] = {}
-        """The verdicts by a 64-bit hash. It covers strings, so it is not predictable."""
+        """The verdicts, keyed by a 64-bit hash. The hash depends on strings, so it is not
+        predictable."""
 
         self._profiles: dict[int, Profiles] = {}
         self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
-        """The last claims, with the revision of rules and their hash, which is slow to compute."""
+        """The last claims, with the revision of rules and the hash, which is slow to compute."""
 
         self._planned: dict[int, Query] = {}
         self._planned_bytes = 0
         self._undecided: dict[int, list[Verdict]] = {}
-        """Queries without a result, by their claims."""
+        """Verdicts of queries without a result, keyed by their claims."""
 
         self._minor = world.minor
         self.revision: int = 0
@@ -179,7 +182,7 @@ class Verdicts:
         self._known = {k: each for k, each in self._known.items() if each.outcome is not undecided}
 
     def clear(self) -> None:
-        """Drop all verdicts, because another allocator decides from now on."""
+        """Drop all verdicts, because a different allocator decides from now on."""
         self.revision += 1
         self._known.clear()
         self._undecided.clear()
@@ -226,8 +229,8 @@ class Verdicts:
         return found
 
     def query(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Query:
-        """Return the query about claims on a node, even if its verdict is cached: the verdict can
-        name the devices of another node with an equal profile."""
+        """Return the query about claims on a node, even if its verdict is cached, because the
+        verdict can name the devices of another node with an equal profile."""
         return self._query(self._ask(claims, node, budget, NO_CHANGES), 0)
 
     def profile(
@@ -259,7 +262,7 @@ class Verdicts:
         if asked.changes.released is None:
             yield self._profile(asked)
             return
-        # The profile does not include which claim has which device.
+        # The profile does not show which claim has which device.
         world = self._world
         yield asked.node
         yield world.slices_revision, world.rules_revision
@@ -301,7 +304,7 @@ class Verdicts:
     ) -> Object:
         world, changes = self._world, asked.changes
         metadata = {"name": asked.node, "labels": dict(world.views()[asked.node].labels)}
-        declared = self._declared(asked.node)  # releases before 1.35 do not have the field
+        declared = self._declared(asked.node)  # releases before 1.35 do not have this field
         status = {"status": {"declaredFeatures": declared}} if declared else {}
         classes = map(world.device_class, dict.fromkeys(each.device_class for each in exact))
         taints = _no_taints if changes.all_free else world.taints
@@ -319,7 +322,7 @@ class Verdicts:
         }
 
     def _failing(self, exact: Sequence[Request], of: SliceFacts) -> set[int]:
-        """Return the devices on which a selector fails, and that no claim has."""
+        """Return the devices on which a selector fails, and that are not allocated to a claim."""
         failing = {index for each in exact for index in self._world.selected(each, of).errors}
         return failing - set(bits(self._world.allocated_in(of)))
 
@@ -335,7 +338,7 @@ class Verdicts:
                 for number, share in enumerate(claim.shares):
                     if share.device == device and (released is None or released.holds(claim)):
                         consumed = {each.name: each.quantity for each in share.consumed}
-                        # For the allocator of 1.36, an empty map is not the same as an absent one.
+                        # For the allocator of 1.36, an empty map differs from an absent one.
                         some = {"consumedCapacity": consumed} if consumed else {}
                         yield {**_result(device), "shareID": f"{claim.uid}-{number}", **some}
 
@@ -368,12 +371,12 @@ Taints = Callable[[DeviceID, DeviceFacts], Sequence[TaintFacts]]
 
 # ---------------------------------------------------------------- facts as JSON of the API
 #
-# Fields that do not change a verdict are left out, such as parameters of drivers and names of
+# Fields that do not change a verdict are omitted, such as parameters of drivers and names of
 # binding conditions. A slice with fields that this version does not know is written unchanged.
 
 
 def claim_body(claim: AskedClaim, number: int) -> Object:
-    """Write a claim that is to be allocated."""
+    """Return the JSON of a claim that is to be allocated."""
     name = claim_name(number)
     devices = {
         "requests": [_request(each) for each in claim.requests],
@@ -436,16 +439,16 @@ def _amounts(amounts: Sequence[Amount]) -> Object:
 
 
 def class_body(of: ClassFacts) -> Object:
-    """Write a DeviceClass."""
+    """Return the JSON of a DeviceClass."""
     return {"metadata": {"name": of.name}, "spec": {"selectors": _selectors(of.selectors)}}
 
 
 def slice_body(of: SliceFacts, taints: Taints, *, without: Container[int] = ()) -> Object:
     """
-    Write a slice.
+    Return the JSON of a slice.
 
     :param taints: returns the taints of a device, including those of DeviceTaintRules.
-    :param without: indexes of devices that are left out.
+    :param without: the indexes of devices to omit.
     """
     spec = orjson.loads(zlib.decompress(of.raw)) if of.raw else _spec(of)
     devices: list[Object] = []

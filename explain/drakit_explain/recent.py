@@ -1,5 +1,5 @@
 """
-Tables of bounded size, which keep the last used entries.
+Tables of bounded size that keep the most recently used entries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def keep(table: dict[Key, Value], key: Key, value: Value, *, limit: int) -> None:
-    """Mark an entry as the last used, and drop the first if there are too many."""
+    """Mark an entry as the most recently used, and drop the oldest entry if there are too many."""
     table.pop(key, None)
     table[key] = value
     if len(table) > limit:

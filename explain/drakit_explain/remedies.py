@@ -1,10 +1,11 @@
 """
-Single changes with which a pod would fit. The allocator proves each one with one fact replaced.
+Single changes that would make a pod fit. For each, the allocator proves this with one fact
+replaced.
 
-Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
-selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
-named only if the allocator then allocates. All of them share a budget, so a remedy may be missing,
-but none is wrong.
+Each kind of change is tried on few nodes: removing a claim, tolerating a taint, dropping a
+constraint, selector or request, reducing a count, or allowing one more node. A change is named only
+if the allocator then succeeds. All of them share a budget, so a remedy may be missing, but none is
+wrong.
 
 :mod:`.shortage` finds the reason why the pod does not fit. Does not depend on clients or clocks.
 """
@@ -40,21 +41,21 @@ from drakit_explain.wording import named_holder, shown
 from drakit_explain.world import Name, Selection, World
 
 MAX_NODES = 3
-"""The number of nodes on which one kind of change is tried."""
+"""The maximum number of nodes on which one kind of change is tried."""
 
 MAX_CHANGES = 8
-"""The number of changes of one kind that are tried on a node, such as holders whose claim is
-gone."""
+"""The maximum number of changes of one kind that are tried on a node, such as the removal of
+different holders."""
 
 MAX_REMEDIES = 3
 
 MAX_PLANNED = 4
-"""The number of queries that are planned at a time. No change is tried after the first that
-helps."""
+"""The maximum number of queries that are planned at a time. After the first change that helps, no
+more are tried."""
 
 _STEPS_PER_CHANGE = 10
 _STEPS_PER_HOLDER = 3
-"""Steps for finding the holder of a device with taints, counters or shares."""
+"""The steps for finding the holder of a device with taints, counters or shares."""
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -74,10 +75,12 @@ def proven_remedies(
     trial: Trial, *, reader: str | None, usable_after: Callable[[str], bool]
 ) -> str:
     """
-    Return a clause with changes, each of which is enough. Empty if none is proven.
+    Return a clause with changes, each of which is enough by itself. Empty if none is proven.
 
-    :param reader: the namespace outside of which holders are not named. None names all.
-    :param usable_after: whether the pod could use a node if the reason against it were resolved.
+    :param reader: the namespace outside of which holders are not named. None means that all are
+        named.
+    :param usable_after: returns whether the pod could use a node if the current obstacle were
+        removed.
 
     Raises :class:`QueriesPendingError`.
     """
@@ -102,9 +105,9 @@ def proven_remedies(
             remedy = next(filter(search.fits, kind()), None)
             trial.verdicts.check()
         except (NotEvaluatedError, ValueError):
-            continue  # a change reaches devices or selectors that cannot be evaluated
+            continue  # the change involves devices or selectors that cannot be evaluated
         except BudgetSpentError:
-            trial.verdicts.check()  # planned queries take no steps the next time
+            trial.verdicts.check()  # planned queries will not take steps the next time
             break
         if remedy is not None:
             found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
@@ -118,7 +121,7 @@ def proven_remedies(
 
 
 class _Remedies:
-    """Tries changes, each kind in the order in which a reader would apply them."""
+    """Tries changes of each kind in the order in which a user would apply them."""
 
     def __init__(
         self, trial: Trial, reader: str | None, usable_after: Callable[[str], bool]
@@ -130,7 +133,8 @@ class _Remedies:
         self._nodes = self._best_nodes()
 
     def _best_nodes(self) -> list[str]:
-        """Return the usable nodes that lack the least: by matching devices, then by free ones."""
+        """Return the usable nodes that lack the least: those with the most matching devices first,
+        then those with the most free devices."""
         matching: dict[str, float] = {}
         free: dict[str, int] = {}
         for request in self._trial.requests():
@@ -154,7 +158,7 @@ class _Remedies:
 
     def _nodes_with(self, enough: Callable[[Tally, Request], bool]) -> list[str]:
         """Return the nodes on which a kind of change leaves enough devices, according to the
-        counts. Where they are not enough, the allocator searches longest."""
+        counts. On the other nodes, the allocator's search would take longest."""
         requests = [exact_of([each]) for each in self._trial.requests()]
         return [
             name
@@ -223,7 +227,7 @@ class _Remedies:
         self._trial.budget.spend(1 + _STEPS_PER_HOLDER * (len(of.devices) if one_by_one else 0))
         if of.by_device:
             matches = sum(1 << index for index in bits(matches) if pool.reaches(of, index))
-        # The counters that claims consume matter, whether the devices are selected or not.
+        # The counters that claims consume matter, whether or not the devices are selected.
         held = world.allocated_in(of) & (-1 if of.devices.consumes else matches)
         found = dict(world.holders_in(of, held))
         for index in bits(matches) if world.has_shares else ():
@@ -235,7 +239,8 @@ class _Remedies:
         return Changes(released=Released(claim, self._trial.own))
 
     def _order(self, claim: ClaimFacts) -> tuple[object, ...]:
-        """Sort claims that the reader may know first, then those that hold the most."""
+        """Return a sort key for claims: those that the reader may see first, then those that hold
+        the most devices."""
         return (claim.namespace != self._reader, -len(claim.results), claim.namespace, claim.name)
 
     def _named(self, claim: ClaimFacts) -> str:
@@ -253,7 +258,7 @@ class _Remedies:
                     yield _Change(node, _tolerated(self._request(at, name), some), claims)
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
-        """Return taints of devices on a node that a request selects and does not tolerate."""
+        """Return the taints of devices on a node that a request selects but does not tolerate."""
         if not self._trial.found(exact).tainted.devices:
             return []
         found: dict[tuple[str, str], TaintFacts] = {}
@@ -292,7 +297,7 @@ class _Remedies:
                     yield _Change(node, clause, claims)
 
     def _most(self, node: str, at: Position, exact: Request) -> int:
-        """Return the highest count with which a request would fit. 0 if there is none."""
+        """Return the highest count with which a request would fit, or 0."""
         least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
         most = min(most, self._tally(node, exact).free)
         while least < most:
@@ -323,7 +328,7 @@ class _Remedies:
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
             for owner, expression, number in analysis.rejected:
-                # A class belongs to an admin, and decides which devices its users may have.
+                # A class belongs to an admin, and decides which devices its users may get.
                 if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
@@ -334,7 +339,7 @@ class _Remedies:
                     yield _Change(node, f"{self._request(at, name)} had {which}", claims)
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
-        """Return the usable nodes with the most devices if an expression is dropped."""
+        """Return the usable nodes with the most devices if an expression were dropped."""
         counts: dict[str, int] = {}
         reachable = self._world.reachable()
         self._trial.budget.spend(3 * len(reachable))
@@ -366,7 +371,7 @@ def replaced_device(
     gone: Iterable[DeviceID], requests: Sequence[Request], node: str, world: World
 ) -> str:
     """
-    Return the device that a new pod gets instead of a missing one, and how, as a clause.
+    Return the device that a new pod would get instead of a missing one, and how, as a clause.
 
     :param gone: devices of the pod that are gone, but still published.
     :param requests: the requests of the new pod.
@@ -398,7 +403,7 @@ def _selected_device(device: DeviceID, selection: Selection, world: World) -> De
 
 
 def _free(driver: str, exact: Request, selection: Selection, node: str, world: World) -> str | None:
-    """Return a free device of a driver on a node that a request selects. Shared devices are
+    """Return a free device of a driver that a request selects on a node. Shared devices are
     excluded."""
     for pool in world.pools_of_node(world.views()[node]):
         for of in pool.slices if pool.identity.driver == driver else ():

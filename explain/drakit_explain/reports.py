@@ -1,6 +1,6 @@
 """
 The facts about devices in drakit's own resources: NodeDeviceReports, HostDevicePolicies,
-DeviceDrivers and DeviceMaintenances. The module projects raw objects to facts, and has the facts
+DeviceDrivers and DeviceMaintenances. The module projects raw objects to facts, and finds the facts
 that explanations quote.
 
 Only the node plugin of a node knows the messages of a driver, and whether the kubelet has
@@ -165,7 +165,7 @@ def project_report(body: Object) -> ReportFacts:
             DeviceWords(
                 intern(text(each, "pool")),
                 intern(text(each, "device")),
-                intern(words(each, "message")),  # devices of one bus fail together
+                intern(words(each, "message")),  # many devices fail together
             )
             for each in children(status, "unhealthyDevices")[:MAX_UNHEALTHY]
         ),
@@ -180,7 +180,7 @@ def project_report(body: Object) -> ReportFacts:
 
 
 _FAULTS = ("Invalid", "Refused")
-"""Reasons of rejected devices that nobody intends."""
+"""The reasons for rejecting a device that nobody intends."""
 
 
 def _rejected(body: Object) -> str:
@@ -229,18 +229,18 @@ def report_of(driver: str, node: str, world: World) -> ReportFacts | None:
 
 
 def not_registered(driver: str, node: str, world: World) -> str:
-    """Return the state of a driver that the kubelet has not registered. Otherwise, nothing is
-    certain."""
+    """Return the state of a driver that the kubelet has not registered. Empty if it is registered,
+    or if that is unknown."""
     report = report_of(driver, node, world)
     return report.registration if report is not None else ""
 
 
 def words_of(device: DeviceID, world: World) -> str | None:
     """
-    Return the message with which a driver reports a device as unhealthy, which may be empty.
+    Return the message with which a driver reports a device as unhealthy. The message may be empty.
 
-    None if the report of its node does not have it, or not yet. The empty string if there is no
-    report to wait for.
+    Return None if the report of its node does not contain it, or not yet. Return an empty string if
+    there is no report to wait for.
     """
     report = report_of_device(device, world)
     if report is None:
@@ -273,8 +273,8 @@ def report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
 
 
 def dropped_fields(drivers: Collection[str], features: Collection[str], world: World) -> str:
-    """Return how the API server changes devices of these drivers, as a clause, if it drops one of
-    these features. Empty if none is known to be dropped."""
+    """Return the effect on devices of these drivers if the API server drops one of these features,
+    as a clause. Empty if it is not known to drop any."""
     for report in sorted(world.of(ReportFacts).values(), key=lambda each: each.name):
         for each in report.dropped:
             if report.driver in drivers and each.feature in features:
@@ -293,15 +293,15 @@ def policy_selector(policy: str) -> str:
 # ---------------------------------------------------------------- shares of a policy
 
 _SHARE = re.compile(r"-(\d{1,4})$")
-"""The number of a share, at the end of its name. Eight digits can be a hash."""
+"""The number of a share, at the end of its name. Eight digits could be a hash."""
 
 
 def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
     Return a clause if a HostDevicePolicy does not offer a share of a device.
 
-    Empty if that is uncertain: without the number of shares, the end of a name can be part of the
-    identity, and a node may not have applied the policy yet.
+    The clause is empty if that is uncertain: without the number of shares, the end of a name can be
+    part of the identity, and a node may not have applied the policy yet.
 
     :param policy: the device's attribute ``policy``.
     """
@@ -325,7 +325,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
 
 
 def policy_of_class(name: str, world: World) -> str:
-    """Return the HostDevicePolicy that controls a DeviceClass. Empty if none does."""
+    """Return the HostDevicePolicy that controls a DeviceClass. Empty if there is none."""
     found = world.device_class(name)
     policies = world.of(PolicyFacts).values() if found is not None and found.owner else ()
     return next((each.name for each in policies if found and each.uid == found.owner), "")

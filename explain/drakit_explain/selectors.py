@@ -3,8 +3,8 @@ The devices that selectors select, evaluated once for all devices that are the s
 expression.
 
 An evaluator (:class:`Selectors`) evaluates CEL. This module decides what must be evaluated, and
-stores the results: by expression and slice, as a bit for each device. If two devices differ only in
-fields that an expression does not read, they have the same result.
+stores the results for each expression and slice, as a bit for each device. If two devices differ
+only in fields that an expression does not read, they have the same result.
 
 Does not depend on the evaluation of CEL, claims, or allocations.
 """
@@ -31,27 +31,29 @@ from drakit_explain.model import SliceFacts
 
 MAX_EXPRESSIONS = 512
 """The maximum number of distinct expressions with stored results. Each takes 0.3 MiB with 5,000
-slices. The least recently used expression of the owner with the most is dropped first, so that one
-tenant cannot displace the others."""
+slices. The first to be dropped is the least recently used expression of the owner with the most
+expressions, so that one tenant cannot displace the others."""
 
 MAX_OF_OWNER = 128
 """The maximum number of distinct expressions of one namespace with stored results."""
 
 MAX_ALIKE = 1_000
-"""The maximum number of results by device, and by former slice, that are stored for one expression.
-An expression that reads a unique attribute has more. Only its results by slice are stored."""
+"""The maximum number of results for devices, and for former slices, that are stored for one
+expression. An expression that reads a unique attribute has more results. Only its results for
+slices are stored."""
 
 THE_REQUEST = "the request"
 """The owner of a selector that does not belong to a class."""
 
 OWN_SELECTOR = "its selector"
-"""The name of a request's selector in a sentence about the request."""
+"""The name of a request's selector, in a sentence about the request."""
 
 SELECTOR_SECONDS = 2.0
 """The longest wait for a result of one selector. The evaluator gives up on a selector after 1 s."""
 
 BATCH = 2_000
-"""The number of devices in one call of an evaluator, plus those of one more slice."""
+"""The number of devices in one call of an evaluator. The call may include the rest of the last
+slice."""
 
 
 _ONE_DRIVER = re.compile(
@@ -69,11 +71,12 @@ class Reads:
     """The facts that determine the result of an expression, in addition to the driver."""
 
     error: str = ""
-    """Why the expression does not compile. It then selects nothing, and no request can use it."""
+    """The reason why the expression does not compile. If so, it selects nothing, and no request can
+    use it."""
 
     everything: bool = False
     attributes: frozenset[str] = frozenset()
-    """Full names, ``domain/identifier``. ``domain/*`` means all of a domain."""
+    """Full names, as ``domain/identifier``. ``domain/*`` means all attributes of a domain."""
 
     capacity: frozenset[str] = frozenset()
     shareable: bool = False
@@ -86,7 +89,7 @@ class SelectorResult:
     selected: bool = False
     error: str = ""
     unknown: str = ""
-    """Why this evaluator cannot evaluate the expression for the device."""
+    """The reason why this evaluator cannot evaluate the expression for the device."""
 
     expensive: bool = False
     """Whether the reason is that it takes too much time, which applies to other devices as well."""
@@ -141,13 +144,14 @@ class _Profile(NamedTuple):
     """
     The facts that determine the results for all devices of a slice.
 
-    Kinds and columns are compared by identity: equal ones usually are one object, and their hash
-    costs more than the rest.
+    Kinds and columns are compared by identity: equal ones are usually the same object, and
+    computing their hash would cost more than everything else.
     """
 
     driver: str
     groups: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """For each kind: its identity, its mask, and the identities of the columns that are read."""
+    """For each kind: its identity, its mask, and the identities of the columns that the expression
+    reads."""
 
 
 @dataclass(slots=True)
@@ -156,19 +160,20 @@ class _Lookup:
 
     slices: list[SliceFacts]
     devices: list[SelectorResult | int]
-    """For each device: its result, or the number of the device that is evaluated."""
+    """For each device: its result, or the number of the device that will be evaluated."""
 
 
 @dataclass(slots=True)
 class Evaluations:
-    """The next evaluations of an expression. One device stands for all that are the same."""
+    """The next evaluations of an expression. One device stands for all devices that are equal for
+    the expression."""
 
     expression: str
     devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
-    """Empty if all results are known from other slices."""
+    """The devices to evaluate. Empty if all results are known from other slices."""
 
     numbers: dict[object, int] = field(default_factory=dict[object, int])
-    """The number of a device, by the facts that determine its result."""
+    """The number of each device, keyed by the facts that determine its result."""
 
     queries: dict[_Profile, _Lookup] = field(default_factory=dict["_Profile", "_Lookup"])
 
@@ -177,13 +182,13 @@ class _Positions(NamedTuple):
     """The positions of the values that an expression reads, for a kind of device."""
 
     kind: DeviceKind
-    """Kept alive, because it is found by its identity."""
+    """The kind. The reference keeps it alive, because it is found by its identity."""
 
     values: Sequence[int]
     """Indexes of attributes."""
 
     fixed: object
-    """Further facts that determine the result, which are the same for all devices of the kind."""
+    """Further facts that determine the result. They are the same for all devices of the kind."""
 
     capacity: Sequence[CapacityFacts]
 
@@ -193,7 +198,7 @@ class _Expression:
     reads: Reads
     owner: str = ""
     driver: str | None = None
-    """The only driver whose devices the expression can select. None if unknown."""
+    """The only driver whose devices the expression can select. None if there may be others."""
 
     outcomes: dict[object, SelectorResult] = field(default_factory=dict[object, SelectorResult])
     positions: dict[tuple[str, int], _Positions] = field(
@@ -203,7 +208,8 @@ class _Expression:
     profiles: dict[_Profile, tuple[SliceFacts, Evaluated]] = field(
         default_factory=dict["_Profile", "tuple[SliceFacts, Evaluated]"]
     )
-    """The slice of each profile keeps the objects alive that the profile identifies."""
+    """The slice of each profile, and its results. The slice keeps the objects alive that the
+    profile identifies."""
 
     complete: object = None
     """The version of the slices for which all results are known."""
@@ -216,33 +222,33 @@ _NOTHING = Evaluated()
 
 
 class SelectorIndex:
-    """Results by expression and slice. Not thread-safe."""
+    """The results for each expression and slice. Not thread-safe."""
 
     def __init__(self) -> None:
         self._expressions: dict[str, _Expression] = {}
-        """The expressions in the order of their last use."""
+        """The expressions, in the order of their last use."""
 
         self._owners: Counter[str] = Counter()
-        """How many expressions each owner has."""
+        """The number of expressions of each owner."""
 
         self._slices: dict[str, SliceFacts] = {}
         self._equal: dict[object, Evaluated] = {}
 
     def clear(self) -> None:
-        """Drop everything, because other rules apply to the evaluation from now on."""
+        """Drop everything, because the rules of evaluation have changed."""
         self._expressions.clear()
         self._owners.clear()
         self._slices.clear()
 
     def unread(self, expressions: Iterable[str]) -> list[str]:
-        """Return the expressions for which the fields that they read are unknown, or dropped."""
+        """Return the expressions whose fields are unknown, either not determined yet or dropped."""
         return [each for each in dict.fromkeys(expressions) if each not in self._expressions]
 
     def learn(self, reads: Mapping[str, Reads], *, owner: str = "") -> None:
         """
-        Store which fields expressions read, and drop others if there are too many.
+        Store which fields expressions read, and drop other expressions if there are too many.
 
-        :param owner: the namespace that needs them. The empty one has no limit of its own.
+        :param owner: the namespace that needs them. An empty namespace has no separate limit.
         """
         for expression, each in reads.items():
             self._expressions[expression] = _Expression(each, owner, only_driver(expression))
@@ -267,12 +273,13 @@ class SelectorIndex:
         Return the next evaluations. Return None if all results for these slices are known,
         or if the expression is unknown because there was no room for it.
 
-        :param version: the same value for equal slices. An expression is checked once for each.
+        :param version: a value that is the same for equal slices. Each expression is checked once
+            per value.
         """
         entry = self._expressions.pop(expression, None)
         if entry is None:
             return None
-        self._expressions[expression] = entry  # the last one used
+        self._expressions[expression] = entry  # now the last one used
         if entry.reads.error or (version is not None and entry.complete == version):
             return None
         needed = Evaluations(expression)
@@ -285,7 +292,7 @@ class SelectorIndex:
             elif len(needed.devices) < BATCH:
                 needed.queries[profile] = _Lookup([of], _ask(entry, of, needed))
             else:
-                break  # the next part has the others
+                break  # the next call returns the others
         if needed.queries:
             return needed
         entry.complete = version
@@ -306,23 +313,24 @@ class SelectorIndex:
                 if self._slices.get(of.name) is of:
                     entry.slices[of.name] = evaluated
         if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
-            entry.profiles.clear()  # most belong to former slices
+            entry.profiles.clear()  # most of them belong to former slices
         if outcomes and outcomes[-1].expensive:
             entry.expensive = outcomes[-1]
-        if len(outcomes) < MAX_ALIKE:  # otherwise, the expression reads something unique
+        if len(outcomes) < MAX_ALIKE:  # otherwise, the expression reads a unique attribute
             if len(entry.outcomes) > MAX_ALIKE:
                 entry.outcomes.clear()
             entry.outcomes.update(zip(needed.numbers, outcomes, strict=True))
 
     def forget(self, slices: Iterable[str]) -> None:
-        """Drop the results for slices, by name, because they have changed or are deleted."""
+        """Drop the results for slices with these names, because they have changed or were
+        deleted."""
         for name in slices:
             self._slices.pop(name, None)
             for entry in self._expressions.values():
                 entry.slices.pop(name, None)
 
     def problem(self, expression: str) -> str:
-        """Return why an expression does not compile, or the empty string."""
+        """Return the reason why an expression does not compile, or an empty string."""
         return self._expressions[expression].reads.error
 
     def evaluated(self, expression: str, of: SliceFacts) -> Evaluated:
@@ -346,7 +354,7 @@ class SelectorIndex:
         return found
 
     def _combined(self, outcomes: Sequence[SelectorResult]) -> Evaluated:
-        """Combine the results for the devices of a slice. Equal ones are one object."""
+        """Combine the results for the devices of a slice. Equal results are one object."""
         matches, unknown = 0, ""
         errors: dict[int, str] = {}
         for index, outcome in enumerate(outcomes):
@@ -365,7 +373,7 @@ class SelectorIndex:
 
 def only_driver(expression: str) -> str | None:
     """
-    Return the driver without which an expression is false, whatever the device. None if unknown.
+    Return the only driver for whose devices an expression can be true, or None.
 
     Such an expression is a conjunction that begins with a comparison of the driver, as in most
     classes.
@@ -382,7 +390,7 @@ def evaluate(
     seconds: float = SELECTOR_SECONDS,
 ) -> list[SelectorResult]:
     """
-    Evaluate an expression for any number of devices. Each batch may take ``seconds``.
+    Evaluate an expression for any number of devices. Each batch can take ``seconds``.
 
     If the evaluator gives up during a batch, the expression is too expensive for all further ones.
     """
@@ -448,7 +456,7 @@ def _positions_of(entry: _Expression, driver: str, kind: DeviceKind) -> _Positio
 
 
 def _typed(values: Sequence[object]) -> tuple[object, ...]:
-    """Keep 1, true and "1.0.0" as a version apart, because some are equal in Python."""
+    """Distinguish 1, true and the version "1.0.0", because some of them are equal in Python."""
     return tuple(
         [value if type(value) is str else (type(value).__name__, value) for value in values]
     )
@@ -478,7 +486,7 @@ def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
 def _body(
     positions: _Positions, driver: str, values: Sequence[AttributeFact | None]
 ) -> dict[str, Any]:
-    """Write the fields of a device that an expression reads in the form of the API, and the
+    """Return the fields of a device that an expression reads, in the form of the API, and the
     device's driver."""
     kind = positions.kind
     return {
@@ -493,7 +501,7 @@ def _body(
 
 
 def attribute_body(value: object) -> dict[str, object]:
-    """Write the value of an attribute in the form of the API."""
+    """Return the value of an attribute in the form of the API."""
     match value:
         case bool():
             return {"bool": value}

@@ -4,7 +4,7 @@ remedy.
 
 A cause is a selector that fails, an invalid pool, a request with too few devices, a constraint, or
 requests that need the same devices. :mod:`.availability` counts the devices, and :mod:`.wording`
-has the phrases.
+contains the phrases.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
 STEPS_PER_CAUSE = 50
-"""Steps of the sentence about one request."""
+"""The number of steps for the sentence about one request."""
 
 MAX_NAMED = 3
-"""The number of pools that are named, and of nodes for which the allocator is queried about a
-cause."""
+"""The maximum number of pools that are named, and of nodes for which the allocator is queried about
+one cause."""
 
 _LOST = ("ListAttributes", "Other")
-"""Features of devices that are published without some attributes."""
+"""The device features whose loss means that devices are published without some attributes."""
 
 _MISSING_KEY = re.compile(r"no such key: (\S+)")
 """The message of Kubernetes' CEL library for a key that a map does not have."""
@@ -66,12 +66,14 @@ def findings_of_shortage(
     preempting: bool = False,
 ) -> list[Finding]:
     """
-    Return why a pod does not fit on any node.
+    Return the reasons why a pod does not fit on any node.
 
-    :param reports: the devices of each exact request, by the origin of its claim.
+    :param reports: the devices of each exact request, keyed by the origin of its claim.
     :param judged: the results of the nodes, none of which fits.
-    :param reader: the namespace outside of which holders are not named. None names all.
-    :param preempting: the priority of the pod lets it preempt others, but not for devices.
+    :param reader: the namespace outside of which holders are not named. None means that all are
+        named.
+    :param preempting: whether the pod's priority allows it to preempt other pods. Pods are never
+        preempted for devices.
     """
     answers = judged.answers
     errors = {name: trial.error(name, each) for name, each in answers.items() if each.fatal}
@@ -119,7 +121,7 @@ def findings_of_shortage(
             else each
             for each in findings
         ]
-    # A finding that does not concern one claim prevents the allocation of all of them.
+    # A finding that does not concern a particular claim prevents the allocation of all of them.
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     if not trial.world.not_ready():
@@ -130,8 +132,8 @@ def findings_of_shortage(
 
 
 def _perhaps_passing(finding: Finding, note: str) -> Finding:
-    """Return a finding that may end when pools are complete, because drivers need a moment for
-    that."""
+    """Return a finding that may no longer apply when pools are complete, because drivers need a
+    moment to publish them."""
     return replace(
         finding,
         what=f"{finding.what} ({note})",
@@ -170,8 +172,8 @@ _CODES = {
 
 
 def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
-    """Return why the scheduler gives up on a pod, even if the pod fits on nodes without these
-    errors."""
+    """Return the reasons why the scheduler gives up on a pod, even if the pod fits on nodes without
+    these errors."""
     nodes: dict[Failure, list[str]] = {}
     for name in judged.fatal:
         nodes.setdefault(failure_of(judged.answers[name].text), []).append(name)
@@ -194,7 +196,7 @@ _GIVES_UP = "the scheduler gives up on all nodes because of this error on"
 
 
 def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = "") -> Finding:
-    is_passing = error.kind is Failure.INCOMPLETE_POOL  # normal while a driver publishes slices
+    is_passing = error.kind is Failure.INCOMPLETE_POOL  # normal while slices are published
     return Finding(
         code=_CODES[error.kind],
         what=f"{error.text}; {fits}{_GIVES_UP} {where}",
@@ -205,7 +207,7 @@ def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = ""
 
 
 def _and_more(number: int) -> str:
-    """Count the nodes in addition to the one that is named."""
+    """Return the number of nodes in addition to the one that is named, as a phrase."""
     if number < 2:
         return ""
     return f" (and {number - 1} more node{'s' if number > 2 else ''})"
@@ -215,8 +217,8 @@ _TIMEOUT = re.compile(r"\bnode (\S+): timed out trying to allocate devices")
 _DISABLED = re.compile(
     r"\bclaim \S+, (?:sub)?request [^:]+: [^:;]*\bthe (?:\w+ )?feature is disabled"
 )
-"""Errors of the plugin and the allocator whose cause no object shows: the clock, and the feature
-gates of the scheduler."""
+"""Errors of the plugin and the allocator whose causes no object shows: the clock, and the
+scheduler's feature gates."""
 
 
 _GAVE_UP = 'running "DynamicResources" filter plugin'
@@ -230,8 +232,8 @@ def is_given_up(pod: PodFacts) -> bool:
 
 
 def reported_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
-    """Return the error because of which the scheduler gave up on the pod, if only the scheduler
-    knows it."""
+    """Return the error that made the scheduler give up on the pod, if only the scheduler knows the
+    error."""
     if (timeout := _TIMEOUT.search(pod.scheduling_message)) and rules.ends_at_timeout:
         return Finding(
             code=Code.SEARCH_FAILED,
@@ -276,7 +278,7 @@ _NOT_COMPILED = " does not compile: "
 
 
 def with_device(failure: str, device: DeviceID) -> str:
-    """Return a failure of a selector, with the device at which it fails."""
+    """Return the description of a selector's failure, with the device on which it fails."""
     if _NOT_COMPILED in failure:
         return failure
     return f"{failure}, on device {device.device} of pool {device.pool}, driver {device.driver}"
@@ -289,7 +291,8 @@ def advice_on_failure(
     failure: str, identity: DeviceID, texts: Collection[str], world: World
 ) -> str:
     """
-    Return the advice for a selector that fails. Spelling comes first, because a guard hides a typo.
+    Return the advice for a selector that fails. Advice on spelling comes first, because a guard in
+    the selector would hide a typo.
 
     :param texts: the selectors, one of which fails.
     """
@@ -337,7 +340,7 @@ def advice_on_failure(
 
 def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -> list[Finding]:
     """
-    Return the selectors that fail at each device that could match.
+    Return the selectors that fail on each device that could match.
 
     The allocator does not reach these devices, because they are not free: it skips them before it
     evaluates selectors.
@@ -374,7 +377,7 @@ def counted_shortage(
             for request in each.requests
             for found in _short(trial, each, request, reports[each.origin], reader)
         ]
-    except (BudgetSpentError, KeyError):  # KeyError: the budget was used up before
+    except (BudgetSpentError, KeyError):  # KeyError means that the budget was used up earlier
         return []
 
 
@@ -385,7 +388,8 @@ def _short(
     reports: Sequence[RequestReport],
     reader: str | None,
 ) -> list[Finding]:
-    """Return why a request by itself has too few devices on every node. Empty if it has enough."""
+    """Return the reasons why a request by itself has too few devices on every node. Empty if it has
+    enough."""
     if any(trial.is_usable(node) for node in trial.able(request)):
         return []
     names = dict(exact_requests(request))
@@ -470,7 +474,8 @@ def _unavailable(
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
-    """Return a requested capacity that no matching device has, with advice. Empty if all exist."""
+    """Return a requested capacity that no matching device has, with advice. Empty if each of them
+    exists."""
     asked, found = report.analysis.request, set[str]()
     for _, kind in report.analysis.find_kinds(world):
         found.update(each.name for each in kind.capacity)
@@ -488,7 +493,8 @@ def _absent_capacity(report: RequestReport, world: World) -> str:
 
 
 def _most(report: RequestReport, world: World) -> str:
-    """Return the most that a claim can have of the requested capacities, in parentheses."""
+    """Return the largest amounts of the requested capacities that a claim can get, in
+    parentheses."""
     most: dict[str, str] = {}
     kinds = [kind for _, kind in report.analysis.find_kinds(world)]
     for each in (each for kind in kinds for each in kind.capacity):
@@ -510,7 +516,7 @@ def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str
 
 
 def _rejected(analysis: Analysis) -> str:
-    """Return how many devices each selector rejects, as a clause."""
+    """Return the number of devices that each selector rejects, as a clause."""
     parts = [
         f"{owner} rejects {number} with selector {shown(expression)}"
         for owner, expression, number in analysis.rejected
@@ -560,7 +566,7 @@ def _competing(
 
 def _taken(trial: Trial, node: str) -> str:
     match list(trial.exact()):
-        case [(position, name, _)]:  # its free devices are for nodes that the pod cannot use
+        case [(position, name, _)]:  # the free devices are for nodes that the pod cannot use
             return (
                 f'too few of the devices for node {node} that match request "{name}" of '
                 f"{trial.wanted[position.claim].origin} are free: the others are allocated"
@@ -590,14 +596,14 @@ def _fits(
     *,
     changes: Changes = NO_CHANGES,
 ) -> bool:
-    """Return the allocator's result, on which the next query depends."""
+    """Return the allocator's result. The next query depends on it."""
     answer = trial.ask(node, claims=claims, changes=changes)
     trial.verdicts.check()
     return answer is not None and answer.fits
 
 
 def _impossible(trial: Trial) -> Iterator[Finding]:
-    """Return the constraints that no device can satisfy, whether devices are free or not."""
+    """Return the constraints that no devices can satisfy, even if all devices are free."""
     for wanted in trial.wanted:
         for constraint in wanted.constraints:
             if absent := _absent_attribute(trial, wanted, constraint):
@@ -653,7 +659,7 @@ def _absent_attribute(
 
 
 def _attributes(analysis: Analysis, world: World) -> set[str]:
-    """Return the attributes of the devices that a request selects, by full name."""
+    """Return the full names of the attributes of the devices that a request selects."""
     return {
         each if "/" in each else f"{driver}/{each}"
         for driver, kind in analysis.find_kinds(world)

@@ -2,13 +2,13 @@
 Checks whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at
 all.
 
-All devices are treated as free and untainted, because both can change without a change of the
-template. Kubernetes' allocator is queried (:mod:`.queries`), unless numbers and selectors suffice
-for the decision. Therefore, a problem is certain until other devices are published: no pod with
-such a claim can be scheduled. A selector that fails is reported even if the claim fits on a node,
-because the scheduler gives up on all nodes at such a device. If something is not evaluated, or the
-budget is used up (:mod:`.budget`), nothing is returned. Incomplete pools are treated as empty, as
-in the scheduler (:mod:`.pools`).
+All devices are treated as free and untainted, because both states can change independently of the
+template. Therefore, a problem is certain until other devices are published: no pod with such a
+claim can be scheduled. Kubernetes' allocator is queried (:mod:`.queries`), unless numbers and
+selectors are sufficient for the decision. A selector that fails is reported even if the claim fits
+on a node, because the scheduler gives up on all nodes at such a device. If something is not
+evaluated, or the budget is used up (:mod:`.budget`), nothing is returned. Incomplete pools are
+treated as empty, as in the scheduler (:mod:`.pools`).
 
 :mod:`.pending` finds the reason why a pod waits. Does not depend on clients, clocks, or Events.
 """
@@ -39,16 +39,16 @@ from drakit_explain.trial import failure_of, not_counted
 from drakit_explain.world import Selection, World
 
 STEPS_PER_SLICE = 2
-"""Steps of the selectors of a request in a slice."""
+"""The number of steps for the selectors of a request in a slice."""
 
 FIRST_NODES = 3
 """The number of nodes in the first query, because most templates fit on one of them. Each further
-query has as many nodes as have results."""
+query includes as many nodes as already have results."""
 
 
 def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
     """
-    Return why no pod with a claim of this template can be scheduled.
+    Return the reasons why no pod with a claim from this template can be scheduled.
 
     Raises :class:`.QueriesPendingError`.
     """
@@ -63,7 +63,7 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
         note = _note(exact_of(template.requests), world, nodes.budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
-        return []  # ValueError: an amount is not a quantity
+        return []  # ValueError means that an amount is not a quantity
     return [
         replace(each, what=f"{each.what}{note}", transient=each.code).about(
             template.reference, f"{origin}: "
@@ -74,8 +74,8 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
 
 def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdicts) -> list[Finding]:
     """
-    Return why no node ever has all devices of claims, although some have those of each request. A
-    finding about one claim has its origin.
+    Return the reasons why no node can have the devices of all claims, although some nodes have
+    those of each request. A finding about one claim contains its origin.
 
     Raises :class:`.QueriesPendingError`.
     """
@@ -107,7 +107,8 @@ def _never_together(claims: Sequence[AskedClaim], nodes: _Nodes) -> Iterator[Fin
 
 
 def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
-    """Return why no request for this class can be allocated, or on which device it fails."""
+    """Return the reasons why no request for this class can be allocated, or the device on which the
+    class's selector fails."""
     request = Request(name="", device_class=device_class.name)
     try:
         found = _of_class(request, world, budget_of(world))
@@ -138,7 +139,7 @@ class _Matching:
 
     by_node: dict[str, int] = field(default_factory=dict[str, int])
     error: str = ""
-    """How a selector fails, and the remedy."""
+    """A description of a selector's failure, and the remedy."""
 
 
 def _match(request: Request, world: World, budget: Budget) -> _Matching:
@@ -210,7 +211,7 @@ def _of_claim(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
     for name, exact in (named for each in claim.requests for named in exact_requests(each)):
         error = nodes.match(exact).error
         failing = failing or bool(error)
-        # An error of the class is reported with the class.
+        # An error of the class is reported for the class.
         if error.startswith(OWN_SELECTOR):
             yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {error}')
     if failing or not _is_certain(claim.requests, nodes.world, nodes.budget):
@@ -267,7 +268,7 @@ def _together(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
 
 
 _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
-"""Errors about pools, which do not depend on the template."""
+"""The errors about pools, which do not depend on the template."""
 
 
 @dataclass(frozen=True, slots=True)

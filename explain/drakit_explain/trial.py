@@ -1,6 +1,6 @@
 """
 Checks a pod's claims on the nodes of a world: the requests, the devices for each, the allocator's
-result about a node, and one result for all nodes, by the scheduler's rules.
+result for a node, and one result for all nodes, according to the scheduler's rules.
 
 The allocator is queried about the facts unchanged, or with one of them replaced: :mod:`.shortage`
 identifies the cause and :mod:`.remedies` the change that helps. The details of an error in a
@@ -13,8 +13,8 @@ DynamicResources plugin searches there as well, in 1.34 to 1.37. For nodes with 
 there is one query (:mod:`.queries`). The first queries are about nodes on which an error is
 possible, then about those with enough devices, up to the first that fits. If none fits, some of the
 other nodes are included, because the counts may lack a rule of the allocator. When the budget is
-used up, an error that was found is certain. That a node fits is certain only if no error is
-possible on a node that was not judged.
+used up, the errors that were found are certain. It is certain that a node fits only if no error is
+possible on the nodes without a result.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class Trial:
     """Counts the devices of the cluster for an exact request."""
 
     own: frozenset[str] = frozenset()
-    """UIDs of the pod's allocated claims, whose devices it needs, too."""
+    """The UIDs of the pod's allocated claims, whose devices the pod also needs."""
 
     fatal: Sequence[str] = ()
-    """Nodes with an error because of which the scheduler gives up on the pod, on all nodes.
-    Contains one node of each profile."""
+    """Nodes with an error that makes the scheduler give up on the pod, even if other nodes fit.
+    Only one node of each profile is included."""
 
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
     )
-    """The analyses by the identity of the request, because its hash costs more than most
-    results."""
+    """The analyses, keyed by the identity of the request, because computing its hash would cost
+    more than most results."""
 
     @property
     def rules(self) -> Rules:
@@ -129,7 +129,7 @@ class Trial:
         return set(self.nodes) if able is None else {name for name in able if name in self.nodes}
 
     def not_ready(self) -> Iterator[NodePool]:
-        """Return the pools of usable nodes from which nothing is allocated."""
+        """Return the pools of usable nodes from which the scheduler does not allocate devices."""
         return (pool for node, pool in self.world.not_ready() if self.is_usable(node))
 
     def concerns(self, pool: NodePool) -> bool:
@@ -139,7 +139,7 @@ class Trial:
         return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
     def without_constraint(self, claim: int, constraint: int) -> list[AskedClaim]:
-        """Return the claims with one constraint left out."""
+        """Return the claims without one of the constraints."""
         claims: list[AskedClaim] = list(self.wanted)
         kept = claims[claim].constraints
         kept = (*kept[:constraint], *kept[constraint + 1 :])
@@ -184,7 +184,7 @@ class Trial:
         return replace(self, wanted=wanted)
 
     def named(self, text: str) -> str:
-        """Return a message with the names of the claims instead of those in queries."""
+        """Return a message with the names of the claims instead of the names in queries."""
         origins = dict(enumerate(each.origin for each in self.wanted))
         return _CLAIM.sub(lambda found: origins.get(int(found[1]), found[0]), text)
 
@@ -207,7 +207,7 @@ class Trial:
         return AllocatorError(kind=kind, text=what)
 
     def _failed(self, text: str, node: str) -> AllocatorError | None:
-        """Return the error of a selector with the device on which it fails."""
+        """Return the error of a selector, with the device on which it fails."""
         found = [
             (name, self.wanted[at.claim].origin, error)
             for at, name, exact in self.exact()
@@ -253,7 +253,7 @@ class Trial:
         )
 
     def _claim(self, text: str) -> Wanted:
-        """Return the claim that the allocator names."""
+        """Return the claim to which the allocator's message refers."""
         named = _CLAIM.search(text)
         number = int(named[1]) if named is not None else 0
         return self.wanted[min(number, len(self.wanted) - 1)]
@@ -288,7 +288,7 @@ def failure_of(text: str) -> Failure:
 # ---- all nodes
 
 _NAMED = 3
-"""The number of pools that are named."""
+"""The maximum number of pools that are named."""
 
 FIRST_NODES = 4
 """The number of nodes with enough devices in the first query, because most pods fit on one of
@@ -296,8 +296,8 @@ them."""
 
 OTHER_NODES = 32
 MAX_OTHERS = 4
-"""The number of nodes without enough devices whose profiles are compared, and of queries about
-them."""
+"""The maximum number of nodes without enough devices whose profiles are compared, and of queries
+about them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,17 +305,18 @@ class Judged:
     """The results of a pod's nodes."""
 
     answers: Mapping[str, Verdict]
-    """The results of the nodes in queries, and of nodes with equal profiles."""
+    """The results for the nodes in queries, and for nodes with equal profiles."""
 
     fits_on: str = ""
-    """The node on which all drivers of the devices are registered, if the pod fits there."""
+    """The node on which the pod fits. If possible, all drivers of the devices are registered
+    there."""
 
     fatal: tuple[str, ...] = ()
-    """Nodes with an error because of which the scheduler gives up on the pod, in the order of the
+    """Nodes with an error that makes the scheduler give up on the pod, in the order of the
     nodes."""
 
     chance: bool = False
-    """Whether the scheduler may find a node before it meets such an error."""
+    """Whether the scheduler may find a node before it encounters such an error."""
 
     distinct: tuple[str, ...] = ()
     """One node of each profile of `fatal`."""
@@ -333,8 +334,8 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
     Judge the nodes of a pod.
 
-    :param reached: whether the pod passes the rules of a node that the scheduler checks before the
-        devices, without preemption.
+    :param reached: returns whether the pod passes the rules of a node that the scheduler checks
+        before the devices, without preemption.
 
     Raises :class:`QueriesPendingError`, and :class:`NotEvaluatedError` if a selector has no result.
     """
@@ -356,7 +357,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             failing = failing or (answer.fatal and reached(name))
         fitting = {name for name, answer in nodes.answers.items() if answer.fits}
         candidates = trial.able_for_all() | fitting
-        # Only with an error does it matter how many nodes fit.
+        # Only if there is an error does it matter how many nodes fit.
         most = FEASIBLE_NODES + 1 if failing else 1
         able = (name for name in trial.usable() if name in candidates)
         others = (name for name in trial.usable() if name not in candidates)
@@ -371,7 +372,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             if answer.fits:
                 some.append(name)
     except BudgetSpentError:
-        trial.verdicts.check()  # planned queries take no steps the next time
+        trial.verdicts.check()  # planned queries will not take steps the next time
         spent = True
     fatal = [
         name
@@ -399,7 +400,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
 
 
 def suspects(trial: Trial) -> set[str]:
-    """Return the nodes on which the allocator can fail."""
+    """Return the nodes on which the allocator could fail."""
     found: set[str] = set()
     ready = trial.rules.skips_pools
     every = False
@@ -439,9 +440,10 @@ class _Nodes:
 
     def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """
-        Yield the results of nodes. Raise :class:`QueriesPendingError` after the known ones.
+        Yield the known results of nodes, then raise :class:`QueriesPendingError`.
 
-        :param first: how many queries are planned at first. After that, as many as have results.
+        :param first: the number of queries that are planned at first. After that, as many as
+            already have results.
         """
         verdicts = self.trial.verdicts
         for name in nodes:
@@ -462,7 +464,7 @@ class _Nodes:
 
     def is_registered(self, node: str) -> bool:
         """Return whether the drivers of a result are registered. A driver is treated as registered
-        unless a report denies it."""
+        unless a report states otherwise."""
         drivers = self.answers[node].drivers
         return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
@@ -474,7 +476,7 @@ def not_counted(
     world: World, requests: Iterable[Request], nodes: Collection[str], budget: Budget
 ) -> str:
     """
-    Name the incomplete pools of nodes that could have devices for exact requests, as a clause.
+    Name the incomplete pools of nodes that could contain devices for exact requests, as a clause.
 
     Empty if there are none.
     """

@@ -1,7 +1,7 @@
 """
 Explains why no published device matches a request. Matching devices may be in slices that are not
 used. A selector may name a driver, an attribute or a value that no device has. The policy of the
-class may publish no devices.
+class may not publish any devices.
 
 Does not depend on pods.
 """
@@ -31,12 +31,12 @@ _CHANGES_MATCHES = (
     "Other",
     "Taints",
 )
-"""Features of devices without which other devices are published, or the same ones with fewer
+"""Device features without which the driver publishes other devices, or the same devices with fewer
 attributes."""
 
 MAX_COMPARED = 256
-"""The maximum number of values of an attribute, and of names, among which the most similar ones are
-searched."""
+"""The maximum number of values of an attribute, and of names, that are searched for similar
+ones."""
 
 _NAMED = 3
 
@@ -45,7 +45,7 @@ _ACCESS = re.compile(
     r"""(?:\.(?P<name>\w+)|\[['"](?P<key>[^'"]+)['"]\])"""
     r"""(?:\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?:(?P<v>['"])(?P<value>[^'"]*)(?P=v)|(?P<other>\S+)))?"""
 )
-"""An attribute or a capacity in a selector, and the string that it is compared with."""
+"""An attribute or a capacity in a selector, and the string with which it is compared."""
 
 _TEST = re.compile(
     r"""['"](?P<name>\w+)['"]\s+in\s+device\.(?P<field>attributes|capacity)"""
@@ -54,7 +54,7 @@ _TEST = re.compile(
 
 
 def why_unmatched(request: Request, world: World) -> str:
-    """Return why no device matches a request, as a clause. Empty if that is unknown."""
+    """Return the reason why no device matches a request, as a clause. Empty if that is unknown."""
     texts = [text for _, text in world.expressions(request)]
     if why := (
         uncounted(request, world)
@@ -71,7 +71,7 @@ def why_unmatched(request: Request, world: World) -> str:
 
 def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driver: str) -> str:
     """
-    Return how to correct a selector that compares a version or a quantity like a string.
+    Return how to correct a selector that compares a version or a quantity as if it were a string.
 
     :param texts: the selectors of the request, one of which fails.
     """
@@ -97,7 +97,8 @@ def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driv
 
 
 def domain_of(key: str, texts: Collection[str]) -> str:
-    """Return the domain of the attribute or capacity that selectors read by a name, if any."""
+    """Return the domain of the attribute or capacity that selectors read under this name, if
+    any."""
     found = (match for text in texts for match in _ACCESS.finditer(text))
     return next((each["domain"] for each in found if key in (each["name"], each["key"])), "")
 
@@ -106,8 +107,8 @@ def domain_of(key: str, texts: Collection[str]) -> str:
 
 
 def uncounted(request: Request, world: World) -> str:
-    """Return the unused slice in which a request matches devices, and why it is not used, as a
-    clause with the remedy. Empty if there is none."""
+    """Return the unused slice in which a request matches devices, and the reason why it is not
+    used, as a clause with the remedy. Empty if there is none."""
     for of in world.uncounted():
         if not of.unread:
             try:
@@ -151,11 +152,12 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
 
 
 _WITHOUT_DEVICES = ("DevicesRejected", "NoDeviceMatched", "NoNodes", "NodeProblems", "Refused")
-"""Reasons of the condition Applied that explain why a policy publishes no device."""
+"""Reasons of the condition Applied that explain why a policy does not publish any device."""
 
 
 def _unpublished(policy: str, world: World) -> str:
-    """Return why a HostDevicePolicy publishes no device, with the message of its status."""
+    """Return the reason why a HostDevicePolicy does not publish any device, with the message from
+    its status."""
     found = world.of(PolicyFacts).get(Name("", policy))
     if found is None or found.status.get("devices"):
         return ""
@@ -185,7 +187,7 @@ def _absent(texts: Collection[str], world: World) -> str:
     tests = [match for text in texts for match in _TEST.finditer(text)]
     if not accesses and not tests:
         return ""
-    compared: dict[str, set[tuple[str, str]]] = {}  # in which selector, and with what
+    compared: dict[str, set[tuple[str, str]]] = {}  # with the selector and the value
     for text, each in accesses:
         if each["value"] is not None:
             compared.setdefault(_accessed(each), set()).add((text, each["value"]))
@@ -225,7 +227,7 @@ def _published(
     compared: Collection[str], world: World
 ) -> tuple[dict[str, dict[object, None]], set[str]]:
     """Return the attributes and the capacities of all devices. Only the attributes in `compared`
-    have their values."""
+    have values."""
     attributes: dict[str, dict[object, None]] = {}
     capacities: set[str] = set()
     kinds: dict[tuple[str, int], list[tuple[str, int]]] = {}
@@ -246,7 +248,7 @@ def _published(
 
 
 def _other_value(access: re.Match[str], name: str, value: str, values: Collection[object]) -> str:
-    """Return a clause if no device has a value of an attribute, with the existing values."""
+    """Return a clause if no device has this value of an attribute, with the existing values."""
     shown = {f'"{each}"' if isinstance(each, str) else f"{each}".lower() for each in values}
     if value in shown:
         read = access[0].partition("==")[0].strip()

@@ -18,7 +18,7 @@ MAX_BYTES = 4 << 20
 
 
 class VerdictOutcome(Enum):
-    """The possible results for a node. The values are those of the helper."""
+    """The possible results for a node. The values are the same as in the helper."""
 
     ALLOCATED = "allocated"
     UNAVAILABLE = "unavailable"
@@ -28,7 +28,7 @@ class VerdictOutcome(Enum):
     """The scheduler gives up on the pod, regardless of other nodes."""
 
     UNDECIDED = "undecided"
-    """Nothing is certain. The message contains the reason."""
+    """There is no certain result. The message contains the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,11 @@ class Verdict:
     """The allocator's error message, if any. It can contain strings from a tenant."""
 
     varies: bool = False
-    """Whether another search has a different result."""
+    """Whether another search can have a different result."""
 
     results: tuple[tuple[Object, ...], ...] = ()
-    """The results of each claim (API: ``allocation.devices.results``), if they are allocated."""
+    """The results for each claim (API: ``allocation.devices.results``), if the claims are
+    allocated."""
 
     @property
     def drivers(self) -> frozenset[str]:
@@ -55,7 +56,8 @@ class Verdict:
 
     @property
     def fatal(self) -> bool:
-        """Whether the scheduler gives up on the pod, on all nodes, as :mod:`.pools` describes."""
+        """Whether the scheduler gives up on the pod, even if other nodes fit (see
+        :mod:`.pools`)."""
         return self.outcome is VerdictOutcome.FATAL
 
     @property
@@ -67,8 +69,8 @@ def parse_verdicts(answer: Any, *, nodes: int) -> tuple[Verdict, ...]:
     """
     Return a verdict for each node of a query.
 
-    All are undecided if the query has fields that the helper's release of Kubernetes does not have,
-    because the allocator did not see them.
+    All of them are undecided if the query has fields that the helper's release of Kubernetes does
+    not have, because the allocator has ignored these fields.
     """
     found = [_verdict(each) for each in answer["verdicts"]]
     if len(found) != nodes:

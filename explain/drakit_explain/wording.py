@@ -1,7 +1,7 @@
 """
 Phrases that explain why the devices of a request are unavailable: parts of one sentence.
 
-They are for readers of a pod's Events, and name what to check next. The same situation results in
+They are for readers of a pod's Events, and state what to check next. The same situation results in
 the same phrases, regardless of the order of its facts.
 
 Does not depend on pods, clients, or clocks.
@@ -19,7 +19,7 @@ from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.reports import UNAVAILABLE, UNHEALTHY
 
 NAMED_WORDS = 3
-"""The number of keys of taints, or of capacities, that are named for one reason."""
+"""The maximum number of taint keys, or of capacities, that are named for one reason."""
 
 _ADVICE = {
     "drakit.dev/gone": (
@@ -47,7 +47,7 @@ _ADVICE = {
 
 _RESOURCES = NodeProblem.RESOURCES.value
 _CONDITION = "condition"
-"""A taint that shows the condition of a node."""
+"""The word for a taint that reflects a condition of a node."""
 
 _RULES = {
     NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
@@ -57,20 +57,21 @@ _RULES = {
     _RESOURCES: "they have too little {} left",
     NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
 }
-"""Why a pod cannot use nodes, by the kind of rule."""
+"""The reasons why a pod cannot use nodes, keyed by the kind of rule."""
 
 _ADVICE_FOR_OTHERS = (
     "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
 )
-"""The effect is named because a toleration without it is accepted by the scheduler, but does not
-prevent the eviction of the pod from a device with the effect NoExecute."""
+"""The advice names the effect, because the scheduler accepts a toleration without it, but such a
+toleration does not prevent the eviction of the pod from a device with the effect NoExecute."""
 
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
     """
-    Return why devices are unavailable. `of` is their owner, such as a request.
+    Return the reasons why devices are unavailable. `of` is their owner, such as a request.
 
-    Holders outside the reader's namespace are counted, not named. With None, all are named.
+    Holders outside the reader's namespace are counted, not named. If the reader is None, all are
+    named.
     """
     parts = list(_parts(found, reader))
     if len(parts) == 1:
@@ -101,7 +102,7 @@ def how_taints_end(found: Availability, said: Sequence[str]) -> str:
 
 
 def advice(found: Availability, *, released: bool) -> str:
-    """Return general advice. `released` means that a release of devices is enough."""
+    """Return general advice. `released` means that releasing devices is enough."""
     parts: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
@@ -158,7 +159,7 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
 
 
 def _left(found: Availability) -> str:
-    """Return the rest of capacities, in the units of the slice."""
+    """Return the remaining amounts of capacities, in the units of the slice."""
     several = found.used_up.devices > 1
     parts = [
         f"{'at most ' if several else ''}{quantity_text(left.amount)} of "
@@ -170,7 +171,8 @@ def _left(found: Availability) -> str:
 
 
 def quantity_text(units: int) -> str:
-    """Write an amount in billionths as a quantity, with the largest unit without a fraction."""
+    """Return an amount in billionths as a quantity, in the largest unit that does not require a
+    fraction."""
     for suffixes, base in (("PTGMk", 1000), (("Pi", "Ti", "Gi", "Mi", "Ki"), 1024)):
         for power, suffix in zip(range(5, 0, -1), suffixes, strict=True):
             size = 10**9 * base**power
@@ -180,7 +182,7 @@ def quantity_text(units: int) -> str:
 
 
 def _nodes(found: Availability) -> str:
-    """Name the rules that keep the pod off nodes, each kind once."""
+    """Name the kinds of rules that prevent the pod from using nodes."""
     kinds: dict[str, list[str]] = {}
     for kind, detail in _rules_of_nodes(found):
         kinds.setdefault(kind, []).append(detail)
@@ -191,7 +193,7 @@ def _nodes(found: Availability) -> str:
 
 
 def _rules_of_nodes(found: Availability) -> Iterator[tuple[str, str]]:
-    """Return the rules that keep the pod off nodes, each with its detail."""
+    """Return the rules that prevent the pod from using nodes, each with its detail."""
     for word in sorted(found.elsewhere.words):
         kind, _, detail = word.partition(" ")
         if kind == NodeProblem.TAINT.value and is_condition(detail):
@@ -228,13 +230,13 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
 
 
 def cut(words: list[str], most: int) -> str:
-    """List some words, and count the others."""
+    """Name the first words, and add the number of the others."""
     rest = len(words) - most
     return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def named_holder(claim: ClaimFacts) -> str:
-    """Name a claim with the pods that use it, and why it still exists although it is being
+    """Name a claim with the pods that use it, and the reason why it still exists if it is being
     deleted."""
     users = cut(claim.users, 1) or "no pod"
     if claim.held_by:
@@ -243,7 +245,7 @@ def named_holder(claim: ClaimFacts) -> str:
 
 
 def lacks(problem: Unusable | None) -> str:
-    """Return why a pod cannot use one node, in parentheses. Empty if that is unknown."""
+    """Return the reason why a pod cannot use one node, in parentheses. Empty if that is unknown."""
     if problem is None:
         return ""
     rule = _RULES[problem.problem.value].format(problem.detail)

@@ -62,12 +62,12 @@ EVERYWHERE = ""
 
 
 MAX_MASKS = 64
-"""The maximum number of sets of devices of a slice with cached holders. Each distinct selector can
-make another."""
+"""The maximum number of sets of devices in a slice whose holders are cached. Each distinct selector
+can result in another set."""
 
 
 class Name(NamedTuple):
-    """An object within its kind. The namespace of cluster-scoped objects is empty."""
+    """The name of an object within its kind. The namespace of cluster-scoped objects is empty."""
 
     namespace: str
     name: str
@@ -75,7 +75,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """An object before and after a change. `old` is None for a new object, `new` for a removed
+    """An object before and after a change. `old` is None for a new object, and `new` for a removed
     one."""
 
     name: Name
@@ -84,7 +84,7 @@ class Change:
 
 
 class _Use(NamedTuple):
-    """An object, and the kind of other objects that refer to it."""
+    """An object, and the kind of the objects that refer to it."""
 
     by: type[Fact]
     kind: type[Fact]
@@ -98,7 +98,7 @@ class Reachable(NamedTuple):
     pool: NodePool
     nodes: list[str]
     plain: bool
-    """No device of the slice has taints, counters, shares or a place of its own."""
+    """Whether no device of the slice has taints, counters, shares or a separate node selection."""
 
     def is_same(self, other: Reachable) -> bool:
         return self.slice is other.slice and self.pool is other.pool and self.nodes == other.nodes
@@ -109,7 +109,7 @@ def name_of_fact(fact: Fact) -> Name:
 
 
 class World:
-    """Facts by kind and name. Not thread-safe."""
+    """Facts, keyed by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._facts: dict[type[Fact], dict[Name, Fact]] = {kind: {} for kind in get_args(Fact)}
@@ -133,13 +133,13 @@ class World:
         self._known_reachable: dict[str, Reachable] = {}
         self.selectors: SelectorIndex = SelectorIndex()
         self.loads: Loads | None = None
-        """The requests of pods by their nodes. None if they are unknown."""
+        """The requests of the pods on each node. None if they are unknown."""
 
         self.minor: int | None = None
         """The minor version of Kubernetes 1. None if it is unknown."""
 
         self.hidden: frozenset[type[Fact]] = frozenset()
-        """Kinds that may not be listed: objects may exist that are missing here."""
+        """The kinds that may not be listed, so that objects may exist that are missing here."""
 
         self.revision: int = 0
         """A number that increases with each change of devices and their holders."""
@@ -151,7 +151,7 @@ class World:
         """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
         self.registrations_revision: int = 0
-        """A number that increases when the kubelet registers a driver, or a driver is no longer
+        """A number that increases when a driver is registered with the kubelet, or is no longer
         registered."""
 
     # ---- updates
@@ -175,13 +175,13 @@ class World:
         return Change(name=name, old=old, new=fact)
 
     def confirm(self, old: Fact | None, new: Fact) -> None:
-        """Store the object that a write has returned, unless it changed during the write. In that
-        case, the watch reports a later state."""
+        """Store the object that a write has returned, unless it was changed during the write. In
+        that case, the watch reports a later state."""
         if self._facts[type(new)].get(name_of_fact(new)) is old:
             self.apply(new)
 
     def remove(self, kind: type[Fact], name: Name, *, uid: str | None = None) -> Change | None:
-        """Remove an object. If another object has replaced the UID, the deletion has no effect."""
+        """Remove an object, unless an object with a different UID has taken its name."""
         old = self._facts[kind].get(name)
         if old is None or (uid is not None and old.uid != uid):
             return None
@@ -206,7 +206,7 @@ class World:
     # ---- objects
 
     def of(self, kind: type[AnyFact]) -> Mapping[Name, AnyFact]:
-        """Return all objects of a kind, as a view, not a copy."""
+        """Return all objects of a kind. The result is a view, not a copy."""
         return self._facts[kind]  # pyright: ignore[reportReturnType] - by construction
 
     def pod(self, namespace: str, name: str) -> PodFacts | None:
@@ -244,7 +244,7 @@ class World:
         return (self.of(ClaimFacts)[name] for name in self._not_allocated)
 
     def waiting_pods(self) -> Iterator[Name]:
-        """Name the pods that have no node yet, or have not started on it."""
+        """Name the pods that do not have a node yet, or have not started on it."""
         return (
             name
             for name, pod in self.of(PodFacts).items()
@@ -260,11 +260,11 @@ class World:
         return self._slices_by_pool.get(pool, {}).values()
 
     def slices_of_node(self, node: str) -> Collection[SliceFacts]:
-        """Return the slices with devices that name a node."""
+        """Return the slices that contain devices and name a node."""
         return self._slices_by_place.get(node, {}).values()
 
     def nodes_with_slices(self) -> Iterable[str]:
-        """Name the nodes that slices name."""
+        """Return the names of the nodes that slices name."""
         return (place for place in self._slices_by_place if place != EVERYWHERE)
 
     def pools_of_node(self, node: NodeView) -> Sequence[NodePool]:
@@ -282,7 +282,7 @@ class World:
 
     def views(self) -> Mapping[str, NodeView]:
         """
-        Return all nodes. If none may be listed, return those that slices name, without labels.
+        Return all nodes. If nodes may not be listed, return those that slices name, without labels.
 
         The result is cached until a node or a slice changes, because each query about a node needs
         it.
@@ -318,7 +318,8 @@ class World:
         return self._reachable
 
     def uncounted(self) -> Sequence[SliceFacts]:
-        """Return the slices with devices from which no node allocates. Cached like the others."""
+        """Return the slices with devices from which no node allocates. Cached like the other
+        slices."""
         if self._uncounted is None:
             counted = {each.slice.name for each in self.reachable()}
             every = self.slices() if len(counted) < len(self.slices()) else ()
@@ -326,8 +327,8 @@ class World:
         return self._uncounted
 
     def counted_one_by_one(self) -> int:
-        """Return how many reachable devices have taints, counters, shares or places of their own.
-        In a pool with DeviceTaintRules, all devices are counted."""
+        """Return the number of reachable devices that have taints, counters, shares or a separate
+        node selection. In a pool with DeviceTaintRules, this includes all devices."""
         if self._devices is None:
             self._devices = sum(
                 len(each.slice.devices)
@@ -337,7 +338,7 @@ class World:
         return self._devices
 
     def not_ready(self) -> Sequence[tuple[str, NodePool]]:
-        """Return the pools from which nothing is allocated, sorted by node."""
+        """Return the pools from which the scheduler does not allocate devices, sorted by node."""
         if self._not_ready is None:
             self._not_ready = [
                 (name, pool)
@@ -352,14 +353,14 @@ class World:
         return self._stamps.get(pool.identity, 0)
 
     def pools_changed_since(self, revision: int) -> Iterator[PoolID]:
-        """Name the pools in which an allocation has changed after a revision, the last first."""
+        """Name the pools in which an allocation has changed since a revision, in reverse order."""
         for pool, changed in reversed(self._stamps.items()):
             if changed <= revision:
                 return
             yield pool
 
     def unreadable(self) -> list[str]:
-        """Name the slices that exist but could not be read: they may contain any device."""
+        """Name the slices that exist but could not be read. They may contain any devices."""
         return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
 
     def allocated_in(self, of: SliceFacts) -> int:
@@ -409,7 +410,8 @@ class World:
         return bool(self._sharers)
 
     def consumed(self, device: DeviceID) -> Consumed | None:
-        """Return how much of a device's capacity the shares take, or None if they take nothing."""
+        """Return how much of a device's capacity the shares consume, or None if they consume
+        nothing."""
         shares = (share for claim in self.sharers(device) for share in claim.shares)
         return consumed_of(device, shares)
 
@@ -435,14 +437,14 @@ class World:
     # ---- selectors
 
     def forget_outcomes(self) -> None:
-        """Drop the results of all selectors, because other rules apply to the evaluation from now
-        on."""
+        """Drop the results of all selectors, because the rules of evaluation have changed."""
         self.selectors.clear()
         self.revision += 1
         self.rules_revision = self.revision
 
     def expressions(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """Return the selectors of a request in the scheduler's order: owner and expression."""
+        """Return the selectors of a request in the scheduler's order, each as its owner and the
+        expression."""
         device_class = self.device_class(request.device_class)
         of_class = device_class.selectors if device_class is not None else ()
         return (
@@ -456,7 +458,8 @@ class World:
         return [text for each in exact for _, text in self.expressions(each) if text]
 
     def concerns(self, request: Request, driver: str) -> bool:
-        """Return whether devices of a driver, known or not, could be selected for a request."""
+        """Return whether a request could select devices of a driver, whether or not the devices are
+        known."""
         return all(
             only_driver(expression) in (None, driver) for _, expression in self.expressions(request)
         )
@@ -484,7 +487,7 @@ class World:
                 found = None if problem else self.selectors.evaluated(expression, of)
             except KeyError:
                 raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
-            if found is None:  # each device that reaches it ends the allocation
+            if found is None:  # each device that reaches the selector would stop the allocation
                 error = f"{selector_of(owner)} does not compile: {problem}"
                 errors |= dict.fromkeys(bits(alive), error)
                 alive = 0
@@ -575,10 +578,10 @@ class World:
     def _claim_changed(self, fact: ClaimFacts) -> None:
         pools = {device.of_pool for device in fact.devices}
         pools.update(share.device.of_pool for share in fact.shares)
-        if fact.allocated:  # even for admin access only: it decides on which nodes pods can run
+        if fact.allocated:  # admin access also determines on which nodes pods can run
             self.revision += 1
         for pool in pools & self._slices_by_pool.keys():
-            self._stamps.pop(pool, None)  # the last one is the newest
+            self._stamps.pop(pool, None)  # the last entry must be the newest
             self._stamps[pool] = self.revision
             for of in self.slices_of_pool(pool):
                 self._forget_holders(of)
@@ -591,7 +594,7 @@ class World:
     def _slice_changed(self, fact: SliceFacts) -> None:
         self._reachability_changed()
         if not self.of(NodeFacts):
-            self._views = None  # they are built from slices
+            self._views = None  # the views are built from slices
         self._forget_holders(fact)
         place = _place_of(fact)
         nodes = {_place_of(each) for each in self.slices_of_pool(fact.of_pool)} | {place}
@@ -639,7 +642,7 @@ def _is_plain(of: SliceFacts) -> bool:
 
 
 def _uses(fact: Fact) -> Iterator[_Use]:
-    """Return the objects to which an object refers."""
+    """Yield the objects to which an object refers."""
     if isinstance(fact, PodFacts):
         names = [each.claim or each.generated for each in fact.claims]
         for name in filter(None, (*names, fact.extended_claim)):
@@ -661,8 +664,8 @@ class Selection:
         self._without = without
         self._expressions = [text for _, text in world.expressions(request) if text != without]
         self._known: dict[tuple[int, ...], tuple[list[Evaluated], Selected]] = {}
-        """The results by the number of devices and the identity of the outcomes, which are kept for
-        that."""
+        """The results, keyed by the number of devices and the identity of the outcomes, which are
+        kept alive for that purpose."""
 
     def of(self, of: SliceFacts) -> Selected:
         """

@@ -30,7 +30,7 @@ def installed_selectors(minor: str = "") -> tuple[Selectors, str]:
     Return the evaluator, and a name for it.
 
     :param minor: the minor release of the cluster, such as 1.37. Empty if unknown.
-    :raises NoEvaluatorError: none is installed.
+    :raises NoEvaluatorError: no evaluator is installed.
     """
     program = find_helper(minor)
     if program is not None:

@@ -2,7 +2,7 @@
 Kubernetes' own allocator, in the cluster's release: it decides whether claims fit.
 
 The program of a minor release runs the queries (``operator/cel``). If no program is installed, or
-the program has no result, nothing is decided.
+the program has no result, the verdict is undecided.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ class Allocator:
     """
     Runs queries with the program of the cluster's release.
 
-    Not thread-safe, and one query at a time. Must be closed.
+    Not thread-safe. Runs one query at a time. Must be closed.
     """
 
     def __init__(self, find: Callable[[str], Path | None] = find_release) -> None:
-        """:param find: returns the program of a minor release, such as 1.37, if it is installed."""
+        """
+        :param find: returns the program for a minor release, such as 1.37, if it is installed.
+        """
         self._find = find
         self._helper: Helper | None = None
         self._release = ""
         self._gates: Mapping[str, bool] | None = None
         self.problem: str = ""
-        """Why the program did not run the last query, or had no result."""
+        """The reason why the program did not run the last query, or had no result for it."""
 
     def use(self, gates: Mapping[str, bool] | None) -> bool:
         """Use these feature gates from now on. None means the defaults of the release. Return
-        whether that is a change."""
+        whether they differ from the previous ones."""
         changed = gates != self._gates
         self._gates = gates
         return changed

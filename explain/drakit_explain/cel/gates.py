@@ -3,7 +3,7 @@ Reads the feature gates of a cluster that change the meaning of a CEL selector, 
 the scheduler's allocator.
 
 The API server's metrics contain its gates. The scheduler, which evaluates selectors, normally has
-the same ones. No other part of the API shows them: its schemas include the fields of disabled
+the same gates. No other part of the API shows them: its schemas include the fields of disabled
 gates.
 """
 
@@ -23,11 +23,12 @@ READ_SECONDS = 15.0
 """The longest wait for the metrics. A large API server needs seconds to write them."""
 
 MAX_BYTES = 64 << 20
-"""Bytes that are read before the gates. Metrics are sorted, and the gates are in the middle."""
+"""The maximum number of bytes that are read before the gates. Metrics are sorted, and the gates are
+in the middle."""
 
 METRIC = b"kubernetes_feature_enabled"
 _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
-"""The fields and functions of selectors that exist only with a gate."""
+"""The fields and functions of selectors that exist only if a gate is enabled."""
 
 _LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
 
@@ -46,7 +47,7 @@ ALLOCATOR_GATES = (
     "DRAPrioritizedList",
     "DRAResourceClaimDeviceStatus",
 )
-"""The gates that change a verdict (``operator/cel/release.go``)."""
+"""The gates that can change a verdict (``operator/cel/release.go``)."""
 
 _ON_IN_1_34 = frozenset({"DRAAdminAccess", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus"})
 _ON_IN_1_36 = _ON_IN_1_34 | {
@@ -64,7 +65,7 @@ DEFAULT_GATES: Mapping[str, frozenset[str]] = {
     "1.37": _ON_IN_1_36,
     "1.38": _ON_IN_1_36,  # as of 1.38.0-alpha.0
 }
-"""The gates of `ALLOCATOR_GATES` that are enabled by default, by minor release (Kubernetes'
+"""The gates in `ALLOCATOR_GATES` that are enabled by default, keyed by minor release (Kubernetes'
 ``pkg/features/kube_features.go``)."""
 
 
@@ -76,15 +77,15 @@ class TextReader(Protocol):
     """A session that can read text from the API server."""
 
     def lines(self, path: str) -> AsyncGenerator[bytes]:
-        """Get text line by line. Raises ApiError."""
+        """Read text line by line. Raises ApiError."""
         ...
 
 
 def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
     """
-    Return the gates that affect selectors, from all gates of an API server.
+    Select the gates that affect selectors from all gates of an API server.
 
-    A missing gate is off, because this version of Kubernetes does not have it.
+    A missing gate is disabled, because this version of Kubernetes does not have it.
     """
     return FeatureGates(
         consumable_capacity=enabled.get("DRAConsumableCapacity", False),
@@ -93,13 +94,13 @@ def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
 
 
 def allocator_gates(enabled: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the gates that change a verdict, from all gates of an API server."""
+    """Select the gates that can change a verdict from all gates of an API server."""
     return {name: enabled.get(name, False) for name in ALLOCATOR_GATES}
 
 
 def rules_work(enabled: Mapping[str, bool]) -> bool:
-    """Return whether DeviceTaintRules have an effect, from all gates of an API server. In
-    Kubernetes 1.34, they do not have a gate of their own. A later release may have no gate."""
+    """Return whether DeviceTaintRules have an effect, given all gates of an API server. In
+    Kubernetes 1.34, they do not have a separate gate. A later release may not have a gate."""
     return enabled.get("DRADeviceTaintRules", enabled.get("DRADeviceTaints", True))
 
 
@@ -134,7 +135,7 @@ async def _read(session: TextReader, path: str) -> dict[str, bool]:
             if found := _LINE.match(line):
                 enabled[found[1].decode()] = found[2] == b"1"
             elif enabled and not line.startswith(METRIC):
-                break  # all samples of a metric are together, and the rest can be many MiB
+                break  # all samples of a metric are consecutive, and the rest can be many MiB
     if not enabled:
         raise GatesUnknownError(f"{path} of the API server has no {METRIC.decode()}")
     return enabled

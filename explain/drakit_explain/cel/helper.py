@@ -36,16 +36,17 @@ from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 NAME = "drakit-cel"
 
 INCLUDED = Path(__file__).with_name("programs")
-"""The programs in a wheel for one platform (`tools/wheel.py`). No other installation has them."""
+"""The programs in a platform-specific wheel (`tools/wheel.py`). Other installations do not have
+them."""
 
 _MINORS = tuple(DEFAULT_GATES)
 
 RESPONSE_SECONDS = 5.0
 """The longest wait for a response. Most take milliseconds, and the program itself gives up after 2
-s. During the wait, all other queries wait, too."""
+s. Meanwhile, all other queries wait as well."""
 
 COMPILE_SECONDS = 0.03
-"""The longest time to compile one selector."""
+"""The maximum time to compile one selector."""
 
 MAX_EXPRESSIONS = 100
 """The maximum number of expressions in one query."""
@@ -56,11 +57,10 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 QUESTION_SECONDS = 300.0
-"""The pause before a query is repeated that ended two processes, or that had no response in
-time."""
+"""The pause before a query that ended two processes, or had no response in time, is repeated."""
 
 MAX_ANSWER = 64 << 20
-"""The maximum size of a response. A response about 2,000 devices has some kilobytes."""
+"""The maximum size of a response. A response about 2,000 devices has a few kilobytes."""
 
 CHUNK = 1 << 16
 
@@ -69,7 +69,7 @@ ENVIRONMENT = {"GOGC": "50"}
 often, which costs little: 80,000 devices take 9 MiB less."""
 
 PROBE = {"reads": {"expressions": list[str]()}}
-"""A query that every working program completes at once."""
+"""A query to which every working program responds immediately."""
 
 Parsed = TypeVar("Parsed")
 
@@ -91,17 +91,19 @@ class QueryError(HelperError):
 
 
 class LateError(QueryError):
-    """There was no response to this query in time."""
+    """There was no response to the query in time."""
 
 
 def find_helper(
     minor: str = "", environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
     """
-    Find the program for a minor release of Kubernetes, such as 1.37, or otherwise another one.
+    Find the program for a minor release of Kubernetes, such as 1.37. If there is none, find another
+    one.
 
-    The other program is set by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
-    program of the newest release: an image can have fewer programs than its variable names.
+    The other program is the one that ``DRAKIT_CEL`` names, ``drakit-cel`` on the ``PATH``, or the
+    program of the newest release, because an image can contain fewer programs than ``DRAKIT_CEL``
+    suggests.
     """
     if minor and (program := find_release(minor, environ, included=included)) is not None:
         return program
@@ -136,7 +138,9 @@ class Helper:
         response_seconds: float = RESPONSE_SECONDS,
         backoff: Backoff | None = None,
     ) -> None:
-        """``backoff`` is for failed starts."""
+        """
+        :param backoff: the backoff for failed starts.
+        """
         self._program = str(program)
         self._gates = gates or FeatureGates()
         self._response_seconds = response_seconds
@@ -173,7 +177,8 @@ class Helper:
         *,
         seconds: float = SELECTOR_SECONDS,
     ) -> list[SelectorResult]:
-        """Evaluate a valid expression for each device. For ``seconds`` see `reads`."""
+        """Evaluate a valid expression for each device. ``seconds`` is the longest wait for the
+        response."""
         query = {"expressions": [expression], "devices": list(devices)}
         line = self._encoded({"select": query})
         parse = partial(_parse_outcomes, count=len(devices))
@@ -218,7 +223,7 @@ class Helper:
         process = self._process or self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
-        except TimeoutError as error:  # it responded to all earlier queries
+        except TimeoutError as error:  # this process has responded to all earlier queries
             self.close()
             with suppress(HelperError):  # start now, so that the next query does not wait for it
                 self._start()
@@ -226,7 +231,8 @@ class Helper:
         except OSError as error:
             self.close()
             first = error
-        # The process may have died long before, so only the response of a new one is conclusive.
+        # The process may have died long before, so only the response of a new process is
+        # conclusive.
         process = self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)

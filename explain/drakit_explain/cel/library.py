@@ -3,7 +3,8 @@ Evaluates selectors with a Python library, if the helper program is not installe
 
 The library (``cel-expr-python``, a binding of Google's C++ CEL) does not have Kubernetes'
 extensions: quantities, semantic versions and its string functions. An expression that needs them is
-reported as *not evaluated*, and so is an error of the library that Kubernetes may not have.
+reported as *not evaluated*. So is an expression for which the library returns an error that
+Kubernetes might not return.
 
 Does not depend on slices or claims.
 """
@@ -63,10 +64,10 @@ class Library:
 
     def _compiled(self, expression: str) -> Any:
         if not self._gates.consumable_capacity and _SHAREABLE in expression:
-            return None  # Kubernetes has no such field, so its compiler reports the error
+            return None  # Kubernetes does not have such a field, so its compiler reports the error
         try:
             return self._environment.compile(expression)
-        except Exception:  # the library has no error class of its own
+        except Exception:  # the library does not define an error class
             return None
 
     def _select(self, program: Any, variables: Mapping[str, Any] | None) -> SelectorResult:
@@ -122,5 +123,6 @@ def _value(typed: Mapping[str, Any]) -> Any:
 
 
 def _opaque(value: str) -> bytes:
-    """Return a value that, like a quantity or version, equals no string and has no functions."""
+    """Return a value that does not equal any string and has no functions, like a quantity or
+    version."""
     return value.encode()
