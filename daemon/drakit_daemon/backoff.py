@@ -13,8 +13,10 @@ class Backoff:
     """The delays between the attempts of one operation."""
 
     def __init__(self, first_seconds: float, limit_seconds: float, *, jitter: float = 0.5) -> None:
-        """``jitter`` is the random part of each delay, so that nodes that lost the API server at
-        the same time do not all reconnect at the same time."""
+        """
+        :param jitter: the random part of each delay, so that nodes that lost the API server at the
+            same time do not all reconnect at the same time.
+        """
         self._first = first_seconds
         self._limit = limit_seconds
         self._jitter = jitter
@@ -26,8 +28,8 @@ class Backoff:
         return self._failures
 
     def next_seconds(self) -> float:
-        """Count a failure, and return the delay before the next attempt."""
-        # The exponent is bounded: after a long night of retries, 2.0 ** 1024 would raise an error.
+        """Record a failure, and return the delay before the next attempt."""
+        # The exponent is bounded, because after enough retries, 2.0 ** 1024 would raise an error.
         delay = min(self._limit, self._first * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return delay * (1 - self._jitter * random.random())  # noqa: S311 - no secret

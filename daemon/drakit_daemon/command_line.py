@@ -17,7 +17,7 @@ INVALID = 2
 """The exit code for invalid arguments or settings."""
 
 MIN_WIDTH = 20
-"""The columns of a terminal that is too narrow to wrap lines."""
+"""Lines are not wrapped if the terminal has fewer columns than this."""
 
 # argparse does not export the type of a group of subcommands.
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]
@@ -40,7 +40,7 @@ def columns(stream: Terminal) -> int:
 
 
 def wrapped(text: str, stream: Terminal, *, indent: int = 0) -> str:
-    """Wrap a line at the width of the terminal. Lines for files and pipes stay whole."""
+    """Wrap a line at the width of the terminal. Lines for files and pipes are not wrapped."""
     import textwrap
 
     prefix = " " * indent
@@ -74,12 +74,12 @@ def refuse(errors: Iterable[object]) -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help has examples and the URL of the documentation."""
+    """A parser whose help contains examples and the URL of the documentation."""
 
     def __init__(self, *, examples: Sequence[str] = (), **more: Any) -> None:
         """
-        :param examples: complete command lines. A command with subcommands needs none: its help
-            shows those of its subcommands.
+        :param examples: complete command lines. A command with subcommands does not need any,
+            because its help shows those of its subcommands.
         """
         super().__init__(**more)
         self._examples = tuple(examples)
@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ProgramParser(Parser):
-    """The parser of a program: has ``--version`` and ``help``."""
+    """The parser of a program, with ``--version`` and ``help``."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -123,8 +123,8 @@ class ProgramParser(Parser):
         """
         Parse the arguments of the process, or the given ones.
 
-        Without arguments, print the help: a program with commands succeeds, as kubectl does. For a
-        daemon it is an error, because a container without arguments is misconfigured.
+        Without arguments, print the help. A program with commands then succeeds, as kubectl does.
+        For a daemon, this is an error, because a container without arguments is misconfigured.
         """
         words = list(sys.argv[1:] if arguments is None else arguments)
         if words[:1] == ["help"]:
@@ -180,7 +180,7 @@ def add_logging(parser: Parser, *, level: str | None = None, form: str | None = 
     """
     Add the options for the log of a daemon.
 
-    :param level: the default level. None if the configuration file of the daemon has it.
+    :param level: the default level. None if the daemon's configuration file sets it.
     :param form: the default format, or None.
     """
     from drakit.settings import Logging

@@ -59,6 +59,6 @@ async def run_in_thread(
         await asyncio.shield(ended)
     finally:
         if not ended.done():
-            with suppress(RuntimeError):  # its loop has just been closed
+            with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(stop.set)
             await asyncio.wait({ended}, timeout=stop_seconds)

@@ -12,8 +12,8 @@ response:
 * concurrent requests for the same path share one response
 
 The paths need no headers, body or keep-alive. The server parses only the first line of a request,
-which takes less code than a library, and no memory. Does not depend on the purpose of the paths,
-which is in :mod:`.probes`.
+which takes less code than a library, and no memory. Does not depend on the purpose of the paths
+(see :mod:`.probes`).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MAX_CONNECTIONS = 32
 """The maximum number of concurrent connections. A kubelet and a Prometheus need two or three."""
 
 MAX_REQUEST_BYTES = 8192
-"""The maximum size of a request's first line and headers, which is usual for HTTP servers."""
+"""The maximum size of a request's first line and headers, as is usual for HTTP servers."""
 
 SHARED_SECONDS = 0.25
 """How long a response is shared: a flood of requests costs at most four responses per second."""
 
 SHARED_FACTOR = 50
-"""A slow response is shared for this many times the time that it took, up to the server's limit. A
-flood then takes 2 % of the time."""
+"""A slow response is shared for this many times its own duration, up to the server's limit. A flood
+then takes 2 % of the time."""
 
 _BACKLOG = 1024
-"""Connections that the kernel queues. During a flood, a probe waits in this queue."""
+"""The number of connections that the kernel queues. During a flood, a probe waits in this queue."""
 
 _RETRY_SECONDS = 0.5
 """The pause after a failed accept, for example because there are no file descriptors left."""
@@ -95,7 +95,7 @@ class _SharedResponse:
         now = asyncio.get_running_loop().time()
         if self.task is None or (self.task.done() and now >= self._shared_until):
             self.task = asyncio.create_task(self._compute(), name=f"response of {self._path}")
-        # A client that disconnects must not cancel the response for the others.
+        # A client that disconnects must not cancel the response for the other clients.
         return await asyncio.shield(self.task)
 
     async def _compute(self) -> Response:

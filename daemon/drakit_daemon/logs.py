@@ -29,12 +29,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 def new_request_id() -> str:
     """Return an ID that is short enough to read aloud and unlikely to repeat within a log."""
-    return f"{random.getrandbits(32):08x}"  # a secure one would need a system call each time
+    return f"{random.getrandbits(32):08x}"  # a secure ID would require a system call each time
 
 
 @contextmanager
 def request_scope(identifier: str) -> Generator[None]:
-    """Add this ID to each log line of the block and of the tasks that it starts."""
+    """Add this ID to each log line in the block, and in the tasks that the block starts."""
     token = request_id.set(identifier)
     try:
         yield
@@ -46,7 +46,7 @@ class ProblemLog:
     """
     Logs a problem when it appears or changes, and once when it is gone.
 
-    For periodic checks: report the result of each check, and only changes are logged. Not
+    Use it for periodic checks: report the result of each check, and only changes are logged. Not
     thread-safe.
     """
 
@@ -160,8 +160,8 @@ def configure(*, level: str = "INFO", form: Literal["json", "text"] = "json") ->
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # No line contains the location in the code, the thread or the process: finding them takes a
-    # third of the time of a line (Python's Logging HOWTO, "Optimization").
+    # Don't log the location in the code, the thread or the process, because determining them takes
+    # a third of the time of a line (Python's Logging HOWTO, "Optimization").
     logging._srcfile = None  # pyright: ignore[reportPrivateUsage]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # At DEBUG, these libraries log each of their internal steps.

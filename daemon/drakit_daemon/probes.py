@@ -2,7 +2,7 @@
 Probes and metrics of a daemon: two HTTP servers, so that a flood on one does not affect the other.
 
 The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
-pod network can read the result of a probe, so it is only a status. The log has the reasons.
+pod network can read the result of a probe, so it contains only a status. The reasons are logged.
 
 Connections and their limits belong to :mod:`.httpserver`. Does not depend on the metrics.
 """
@@ -25,29 +25,29 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The type of Prometheus' text format."""
 
 CHECK_SECONDS = 1.5
-"""The time limit for a check: less than the deadline of its request."""
+"""The time limit for a check. It is shorter than the deadline of its request."""
 
 SCRAPE_SECONDS = 5.0
-"""How long the response to a slow scrape is reused: scrapes are 15 s or more apart, and anyone can
+"""How long the response to a slow scrape is reused. Scrapes are 15 s or more apart, but anyone can
 send a hundred per second."""
 
 REPORT_SECONDS = 5.0
-"""The minimum pause between two log lines of one probe, in case its result flaps."""
+"""The minimum pause between two log lines about one probe, in case its result flaps."""
 
 
 class Probed(Protocol):
-    """The state of a daemon that the probes and metrics show."""
+    """The state of a daemon for its probes and metrics."""
 
     async def liveness_problems(self) -> Sequence[str]:
-        """Return the reasons to restart the process; empty if it is healthy."""
+        """Return the reasons to restart the process. Empty if it is healthy."""
         ...
 
     async def readiness_problems(self) -> Sequence[str]:
-        """Return the reasons why the daemon cannot do its work; empty if it is ready."""
+        """Return the reasons why the daemon cannot do its work. Empty if it is ready."""
         ...
 
     async def measure(self) -> None:
-        """Update the gauges that nothing else updates."""
+        """Update the gauges that are not updated elsewhere."""
         ...
 
 

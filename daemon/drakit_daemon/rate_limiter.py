@@ -23,7 +23,7 @@ class RateLimiter:
         self._at = self._loop.time()
 
     def take(self) -> bool:
-        """Take a token; return False if there is none."""
+        """Take a token. Return False if there is none."""
         self._refill()
         if self._left < 1:
             return False
@@ -31,7 +31,7 @@ class RateLimiter:
         return True
 
     def reserve(self) -> float:
-        """Take the next token. Return the seconds until the bucket has it."""
+        """Take the next token in advance. Return the seconds until the bucket contains it."""
         self._refill()
         self._left -= 1
         return max(0.0, -self._left / self._per_second)
@@ -53,18 +53,18 @@ class RateLimiter:
 
 class FairRateLimiter:
     """
-    A shared rate for the objects of many owners: owners take turns, however many of their objects
-    wait.
+    A shared rate for the objects of many owners. The owners take turns, however many of their
+    objects are waiting.
 
-    An object has one token, or one place in the queue. It keeps them until it uses the token, or
-    gives them back with `leave`. Use it in one event loop.
+    An object has one token, or one place in the queue. It keeps it until it uses the token, or
+    gives it back with `leave`. Use the rate limiter in one event loop.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
         self._limiter = RateLimiter(burst=burst, per_second=per_second)
         self._waiting: dict[str, dict[str, Callable[[], None]]] = {}
-        """The callback that wakes each object, by owner and object, both in the order of their
-        turns."""
+        """The callbacks that wake the objects, keyed by owner and object, both in the order of
+        their turns."""
 
         self._owner_of: dict[str, str] = {}
         """The owner of each waiting object."""
@@ -115,7 +115,7 @@ class FairRateLimiter:
             name = next(iter(objects))
             wake = objects.pop(name)
             if objects:
-                self._waiting[owner] = objects  # behind the others
+                self._waiting[owner] = objects  # behind the other owners
             del self._owner_of[name]
             self._granted.add(name)
             wake()

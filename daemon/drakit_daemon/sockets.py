@@ -14,19 +14,18 @@ def is_socket(path: Path) -> bool:
     """Return whether there is a socket at a path. Blocks."""
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:  # absent, or an invalid file name
+    except OSError:  # the file does not exist, or its name is invalid
         return False
 
 
 def refuses_connections(path: Path) -> bool:
-    """Return whether a socket has no listener. A listener that is slow to accept is alive.
-    Blocks."""
+    """Return whether a socket has no listener. A slow listener is treated as alive. Blocks."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # for example, a path that is too long
+        except OSError:  # such as a path that is too long
             return False
     return False

@@ -3,7 +3,7 @@ Owners of background tasks: a part of a daemon that ends without a stop request 
 
 ``asyncio.TaskGroup`` notices only exceptions. It does not notice that a loop returns, or that a
 library cancels a task (closing a ``grpc.aio`` channel cancels its reader). The composition root
-decides what follows when a part has ended, and limits the time of the exit.
+decides what happens when a part has ended, and limits the duration of the exit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ async def run_until(
     *,
     drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run parts until a stop is requested. Call `drain` before they are canceled. Raise the end of
-    a part."""
+    """Run parts until a stop is requested. Call `drain` before they are canceled. Raise an error if
+    a part ends."""
     running = asyncio.create_task(run(parts))
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)

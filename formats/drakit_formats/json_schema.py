@@ -3,8 +3,8 @@ Checks values against JSON schemas, such as those that pydantic generates for a 
 
 Values come from tenants, and schemas from administrators. Therefore, a check has a limited number
 of steps, patterns take linear time, and messages contain no values, which may be secrets. An
-unsupported keyword, such as ``if``, accepts every value. So does the rest of a value that exceeds
-the limit: a valid value is never rejected.
+unsupported keyword, such as ``if``, accepts every value. If a value exceeds the limit, the rest of
+it is also accepted, so a valid value is never rejected.
 
 Does not depend on drivers.
 """
@@ -28,8 +28,8 @@ MAX_STEPS = 20_000
 most 5,000 parts."""
 
 CHEAP = 16
-"""The number of comparisons with an allowed value or a known key that cost one step. Also the steps
-of a comparison with a pattern, which may have to be compiled."""
+"""The number of comparisons with an allowed value or a known key that cost one step. It is also the
+number of steps of a comparison with a pattern, which may have to be compiled."""
 
 MAX_PATTERNS = 1024
 """The maximum number of cached patterns."""
@@ -127,8 +127,8 @@ class JsonSchema:
         """
         Return the problems of a value, each with the path of the field: at most `MAX_PROBLEMS`.
 
-        :param required: the only top-level keys that are reported if they are missing. The others
-            may be in another value, which is merged with this one.
+        :param required: the only top-level keys that are reported if they are missing. The other
+            keys may be in another value, which is merged with this one.
         """
         found: list[_Problem] = []
         with suppress(_SpentError):
@@ -199,7 +199,7 @@ class _Check:
                 yield from self.value(inner, part, (*path, number), depth + 1)
         for inner in body.get("allOf", ()):
             yield from self.value(inner, value, path, depth + 1)
-        for key in ("anyOf", "oneOf"):  # for oneOf, this approximation accepts more
+        for key in ("anyOf", "oneOf"):  # for oneOf, this is an approximation that accepts more
             if key in body:
                 yield from self._any(body[key], value, path, depth + 1)
 
@@ -222,7 +222,7 @@ class _Check:
         return found
 
     def _plain(self, schema: Object, value: Any, path: Path) -> Iterator[_Problem]:
-        """Check the keywords that do not concern parts of the value."""
+        """Check the keywords that do not concern the parts of the value."""
         kinds = schema.get("type", ())
         kinds = [kinds] if isinstance(kinds, str) else kinds
         known = [_TYPES[kind] for kind in kinds if kind in _TYPES]
@@ -278,7 +278,7 @@ class _Check:
         self, schemas: Sequence[Any], value: Any, path: Path, depth: int
     ) -> Iterator[_Problem]:
         """If no alternative matches, report the problems of the most likely one: the only one with
-        the type of the value, and with most of its constants."""
+        the type of the value, and with most of the value's constants."""
         found: list[tuple[bool, int, list[_Problem]]] = []
         for each in schemas:
             problems = list(islice(self.value(each, value, path, depth), MAX_PROBLEMS))

@@ -4,9 +4,9 @@ nor large buffers.
 
 At import, aiohttp creates two TLS contexts, each with the system's whole bundle of certificates.
 They take 1 MiB on every node, for servers that the daemons never call. Some systems, such as
-Debian, also have a directory of certificates by hash. There, the contexts use the directory:
-OpenSSL reads a certificate from it when it needs one. If a vendor's driver in our process uses
-aiohttp, it finds the certificates there. This includes private authorities that
+Debian, also have a directory with the certificates under their hashes. There, the contexts use the
+directory, from which OpenSSL reads a certificate only when it needs it. If a vendor's driver in our
+process uses aiohttp, it finds the certificates there. This includes private authorities that
 ``update-ca-certificates`` has added, but not those that only the bundle contains. On other systems,
 or if the environment names other certificates, nothing changes.
 
@@ -27,14 +27,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 BUFFER_BYTES = 64 * 1024
-"""The most bytes that one call receives from a TLS connection: three whole records of 16 KiB, the
-largest size."""
+"""The maximum number of bytes that one call receives from a TLS connection: three records of the
+largest size, 16 KiB, and a rest."""
 
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 def hashed_directory() -> str | None:
-    """Return the system's directory of certificates by hash, if OpenSSL uses it."""
+    """Return the system's directory with certificates under their hashes, if OpenSSL uses it."""
     paths = ssl.get_default_verify_paths()
     chosen = {paths.openssl_cafile_env, paths.openssl_capath_env} & os.environ.keys()
     if not paths.capath or chosen:

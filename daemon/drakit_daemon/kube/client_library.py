@@ -50,20 +50,21 @@ _SERVER_ONLY: dict[str, Any] = {
     "contexts": [{"name": "", "context": {"cluster": "", "user": ""}}],
     "current-context": "",
 }
-"""The kubeconfig of a user who gives only the URL of the server."""
+"""The kubeconfig for a user who specifies only the URL of the server."""
 
 _import_lock = threading.Lock()
-"""Two event loops in two threads may connect at the same time."""
+"""Two event loops in two threads may connect at the same time, so imports need a lock."""
 
 
 class ConfigError(Exception):
-    """No usable configuration of the API server was found. The message names the places."""
+    """No usable configuration for the API server was found. The message names the places that were
+    searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overrides:
-    """Replacements for parts of a kubeconfig, like kubectl's options. Empty fields replace
-    nothing."""
+    """Replacements for parts of a kubeconfig, like kubectl's options. Empty fields do not replace
+    anything."""
 
     cluster: str = ""
     """The name of the kubeconfig's cluster to use instead of the context's cluster. `user` replaces
@@ -153,10 +154,10 @@ class Connection:
         headers: Mapping[str, str],
         middlewares: tuple[aiohttp.ClientMiddlewareType, ...],
     ) -> None:
-        """Open no connection yet. Needs a running event loop."""
+        """Create the pool without opening a connection. Requires a running event loop."""
         self.server: str = access.server
         self._pool: Any = _library().rest.RESTClientObject(access.configuration)
-        # A separate session on the library's pool, because it needs headers and middlewares.
+        # Create a separate session on the library's pool, for the headers and middlewares.
         self.http: aiohttp.ClientSession = aiohttp.ClientSession(
             connector=self._pool.pool_manager.connector,
             connector_owner=False,
@@ -186,7 +187,7 @@ async def load_kubeconfig(
     Use a kubeconfig's current context, or the given one.
 
     ``path`` may be a list, as in ``$KUBECONFIG``: the first file that sets a value takes
-    precedence. It is empty if the overrides have the server, and there is no kubeconfig.
+    precedence. It is empty if the overrides contain the server, and there is no kubeconfig.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
@@ -217,7 +218,7 @@ async def load_kubeconfig(
             f"{place}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
             f"run its exec plugin manually to see why it blocks"
         ) from None
-    except Exception as error:  # the library raises anything from AssertionError to YAMLError
+    except Exception as error:  # the library can raise anything from AssertionError to YAMLError
         raise ConfigError(f"{place}: {_reason(error)}") from None
     if not configuration.host.startswith(("https://", "http://")):
         raise ConfigError(
@@ -272,7 +273,7 @@ def _override(loader: Any, overrides: Overrides) -> None:
             loader.provider = None
             for name in ("auth-provider", "exec", "tokenFile", "username", "password"):
                 kept.pop(name, None)
-        path = user.path if user is not None else None  # an empty user is false
+        path = user.path if user is not None else None  # an empty user is falsy
         loader._user = node("user", {**kept, **fields}, path)
 
 
@@ -333,7 +334,7 @@ def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
 
 
 def _proxy_of_environment(server: str) -> str | None:
-    """Find the proxy for the API server (``HTTPS_PROXY``, ``NO_PROXY``)."""
+    """Return the proxy for the API server (``HTTPS_PROXY``, ``NO_PROXY``)."""
     url = urllib.parse.urlsplit(server)
     if urllib.request.proxy_bypass(url.netloc):
         return None
@@ -419,7 +420,8 @@ def _import_parts() -> _Library:
 @contextmanager
 def _urllib3_on_first_use() -> Generator[None]:
     """
-    Let importers get a module that imports urllib3 when an attribute is read.
+    While the block runs, importers of urllib3 get a module that imports it when an attribute is
+    read.
 
     importlib's LazyLoader is not used: before Python 3.12.3, it breaks if several threads use a
     module for the first time at the same time. Other importers do not get the module.

@@ -2,7 +2,7 @@
 Finds the served versions of an API group and of its resources, without full discovery, and the
 minor version of Kubernetes.
 
-The callers know the meaning of the versions. Does not depend on kinds, and caches nothing.
+The callers know the meaning of the versions. Does not depend on kinds, and does not cache results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VersionNotServedError(Exception):
 
 
 async def served_versions(session: Session, group: str) -> tuple[str, ...]:
-    """Return the versions of a group that the API server serves; empty if it does not serve the
+    """Return the versions of a group that the API server serves. Empty if it does not serve the
     group."""
     try:
         response = await session.get(f"/apis/{group}")
@@ -45,11 +45,12 @@ async def served_versions(session: Session, group: str) -> tuple[str, ...]:
 async def version_of(
     session: Session, group: str, plural: str, versions: Sequence[str]
 ) -> str | None:
-    """Return the first of these served versions that has a resource; None if no version has it."""
+    """Return the first of these served versions that has a resource, or None if no version has
+    it."""
     for version in versions:
         try:
             response = await session.get(f"/apis/{group}/{version}")
-        except NotFoundError:  # an upgrade has just removed it
+        except NotFoundError:  # an upgrade has just removed the version
             continue
         resources: list[dict[str, Any]] = response.get("resources") or []
         if any(each.get("name") == plural for each in resources):
@@ -72,8 +73,8 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
 
 async def minor_release(session: Session) -> int | None:
     """
-    Return the minor version of Kubernetes 1 that the API server reports; None if it reports another
-    major version or none.
+    Return the minor version of Kubernetes 1 that the API server reports, or None if it reports a
+    different major version or none.
 
     Raises ApiError if the API server does not respond.
     """

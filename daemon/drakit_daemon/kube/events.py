@@ -37,7 +37,7 @@ _API_VERSION = "events.k8s.io/v1"
 _MAX_NOTE_CHARACTERS = 1024
 _MAX_WORD_CHARACTERS = 128
 _MAX_OBJECT_NAME_CHARACTERS = 230
-"""The length limit for the part of an Event's name before the hash. A name has at most 253
+"""The maximum length of the part of an Event's name before the hash. A name has at most 253
 characters."""
 
 Value = TypeVar("Value")
@@ -45,17 +45,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventTimings:
-    """Times in seconds of the loop's clock, and limits of the written and cached Events."""
+    """Times, in seconds on the loop's clock, and limits for the written and cached Events."""
 
     same_seconds: float = 600.0
-    """How long an Event is cached. After that, the server decides whether the Event exists."""
+    """How long an Event is cached. After that, the server determines whether the Event exists."""
 
     count_seconds: float = 30.0
     """The time between two updates of a count: an Event that repeats every second is not updated
     every second."""
 
     burst: int = 10
-    """New Events from one source about one object before their rate is limited
+    """The number of new Events from one source about one object before their rate is limited
     (:meth:`EventRecorder.record`)."""
 
     refill_seconds: float = 60.0
@@ -193,11 +193,11 @@ class EventRecorder:
         path = _path(event)
         collection = path.rpartition("/")[0]
         series = _Series(path, emitted_at=_now(), written_at=_now())
-        self._series.put(path, series)  # before the write: the note may repeat during it
+        self._series.put(path, series)  # before the write, because the note may repeat during it
         try:
             try:
                 await self._session.create(collection, event, timeout_seconds=seconds)
-            except AlreadyExistsError:  # from before a restart, or long ago
+            except AlreadyExistsError:  # the Event is from before a restart, or from long ago
                 there = await self._session.get(path, timeout_seconds=seconds)
                 reporter = (there.get("reportingController"), there.get("reportingInstance"))
                 if reporter[: len(self._author)] != self._author:
@@ -210,7 +210,7 @@ class EventRecorder:
                 series.count = int(counted.get("count") or 1) + 1
                 await self._write_count(series)
         except BaseException:
-            self._series.items.pop(path, None)  # not emitted: the next attempt may succeed
+            self._series.items.pop(path, None)  # not emitted, but the next attempt may succeed
             raise
 
     async def _repeat(self, series: _Series) -> None:
@@ -245,8 +245,9 @@ class EventRecorder:
         self, regarding: Mapping[str, Any], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
         reference = _reference(regarding)
-        note = escaped(note)  # it contains strings from vendors and tenants
-        # Everything that distinguishes two Events, so that the same cause has the same name.
+        note = escaped(note)  # the note contains strings from vendors and tenants
+        # The hash covers everything that distinguishes two Events, so that the same cause has the
+        # same name.
         about = (reference["kind"], reference.get("uid", ""), type, reason, note)
         parts = (*self._author, *about)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -292,7 +293,7 @@ def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shortened(note: str) -> str:
-    # The API's limit counts bytes.
+    # The API's limit is in bytes.
     encoded = note.encode()
     if len(encoded) <= _MAX_NOTE_CHARACTERS:
         return note
@@ -300,7 +301,7 @@ def _shortened(note: str) -> str:
 
 
 def _path(event: Mapping[str, Any]) -> str:
-    """Return the path of an Event. Events that share a count have the same path."""
+    """Return the API path of an Event. Repetitions of one Event have the same path."""
     metadata = event["metadata"]
     return resource_path(
         _API_VERSION, "events", namespace=metadata["namespace"], name=metadata["name"]

@@ -2,8 +2,8 @@
 Leader election with a Lease: at most one of several processes does the work.
 
 The holder renews its Lease. A candidate acquires the Lease if it has seen no renewal for the
-Lease's duration. Both measure times with their own clocks. The times in the Lease are only for
-people, because the clocks of two nodes differ. A holder that cannot renew the Lease exits well
+Lease's duration. Both measure times with their own clocks. The times in the Lease are only
+informative, because the clocks of two nodes differ. A holder that cannot renew the Lease exits well
 before any candidate may start: it has ``lease - renew_deadline`` seconds for that.
 
 There is no fencing: a process that is frozen for longer than the lease notices this when it wakes.
@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
 """The time limit for a release. A release shortens the wait of the other candidates, but must not
-delay our own exit for long."""
+delay our own exit too much."""
 
 
 class _LostError(Exception):
@@ -44,15 +44,15 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseTimings:
-    """Times in seconds, each longer than the next one. A candidate becomes the leader at most
+    """Times in seconds, each of them longer than the next. A candidate becomes the leader at most
     ``lease + 2 * retry`` after the holder's last renewal."""
 
     lease_seconds: int = 15
     """The duration of a Lease after its last renewal."""
 
     renew_deadline_seconds: float = 10.0
-    """The holder stops after this time without a renewal. The rest of the Lease's duration is for
-    its exit."""
+    """The holder stops after this time without a renewal. It then has the rest of the Lease's
+    duration to exit."""
 
     retry_seconds: float = 2.0
     """The time between two renewals, and between two checks of a candidate."""
@@ -77,8 +77,10 @@ class LeaseElection:
         identity: str,
         timings: LeaseTimings | None = None,
     ) -> None:
-        """``identity`` is for people (the pod's name). Each candidate adds a random part, because a
-        restarted container of the pod is a different candidate."""
+        """
+        :param identity: a readable name, such as the pod's. Each candidate appends a random part,
+            because a restarted container of the pod is a different candidate.
+        """
         self._session = session
         self._collection = resource_path(_API_VERSION, "leases", namespace=namespace)
         self._path = resource_path(_API_VERSION, "leases", namespace=namespace, name=name)
@@ -91,15 +93,17 @@ class LeaseElection:
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
-        # A problem that prevents us from leading, such as a missing permission, may last long.
+        # A problem that prevents us from leading, such as a missing permission, may last for a long
+        # time.
         self._log = ProblemLog(logger, "cannot take the lease")
         self._renewals = ProblemLog(
             logger, "cannot renew the lease", recovered="the lease is renewed again"
         )
         self.responded_at = float("-inf")
-        """When the API server last responded about the Lease (loop clock)."""
+        """The time at which the API server last responded about the Lease (loop clock)."""
         self._renewed_at: float | None = None
-        """When the last successful renewal was sent. None if we do not hold the Lease."""
+        """The time at which the last successful renewal was sent. None if we do not hold the
+        Lease."""
 
     @property
     def is_leader(self) -> bool:
@@ -129,7 +133,7 @@ class LeaseElection:
         """
         Renew the Lease until it may be lost. Return the reason.
 
-        The process must then exit at once: another candidate may lead after ``lease -
+        The process must then exit immediately, because another candidate may lead after ``lease -
         renew_deadline`` seconds.
         """
         while True:
@@ -165,7 +169,7 @@ class LeaseElection:
                 raise _LostError
 
     async def _read(self) -> None:
-        """Read the Lease, and note the time if the Lease has changed."""
+        """Read the Lease, and record the time if the Lease has changed."""
         timeout = self._timings.request_seconds
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
@@ -191,7 +195,7 @@ class LeaseElection:
 
     async def _write(self) -> None:
         """Acquire or renew the Lease. Overwrite only the version that we last read."""
-        sent_at = _now()  # others see it later, so our view expires first
+        sent_at = _now()  # other candidates see the renewal later, so our view expires first
         old, now = self._spec(), _timestamp()
         ours = old.get("holderIdentity") == self.identity
         transitions = int(old.get("leaseTransitions") or 0)
@@ -227,7 +231,7 @@ class LeaseElection:
 
     async def _put_released(self) -> None:
         if self._spec().get("holderIdentity") != self.identity:
-            return  # another candidate held it at the last read
+            return  # another candidate held the Lease at the last read
         spec = self._spec() | {
             "holderIdentity": "",
             "leaseDurationSeconds": 1,

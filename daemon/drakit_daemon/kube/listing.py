@@ -3,8 +3,8 @@ Paged lists and watch streams, in which an unreadable object affects only itself
 
 If a page is too large or cannot be parsed, the list fetches smaller pages until the offending
 object is the only one in its page. It then skips this object, and reports its name. The consumer
-extracts its data from each object at once, while the API server prepares the next page, so that at
-most one page is in memory.
+extracts its data from each object immediately, while the API server prepares the next page, so that
+at most one page is in memory.
 
 A watch is one stream, from its first byte to its end or first error; :mod:`.reflector` starts a new
 one. An object that is too large, or nested too deeply even without its managed fields, affects only
@@ -41,14 +41,16 @@ logger: logging.Logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- lists
 
 MAX_PAGE_BYTES = 2 * 2**20
-"""Size limit of a page with several objects. A tenant can make one byte of JSON take 25 bytes after
-parsing (``[[],[],...]``), which is at most 50 MiB."""
+"""The maximum size of a page with several objects. A tenant can make one byte of JSON take 25 bytes
+after parsing (``[[],[],...]``), so a page takes at most 50 MiB."""
 
 MAX_OBJECT_BYTES = 4 * 2**20
-"""Size limit of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
+"""The maximum size of a single object. An object has at most 1.5 MiB in etcd, but can be larger as
+JSON."""
 
 ATTEMPTS = 3
-"""How often a list is restarted after its resource version has expired, before it fails."""
+"""The number of times that a list is restarted after its resource version has expired, before it
+fails."""
 
 REMEMBERED = 1000
 """The maximum number of remembered skipped objects. Each remembered object is logged only once."""
@@ -60,7 +62,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """An object of the collection that cannot be read."""
+    """An object in the collection that cannot be read."""
 
     metadata: Mapping[str, Any]
     """The name, namespace and UID of the object, if the API server returns them."""
@@ -74,7 +76,7 @@ class Listing(Generic[Kept]):
 
     items: list[Kept]
     resource_version: str
-    """The version from which a watch must start so that it misses no change after this list."""
+    """The version from which a watch must start to receive every change after this list."""
 
     skipped: tuple[Skipped, ...] = ()
 
@@ -115,10 +117,10 @@ async def read_list(
     max_page_bytes: int = MAX_PAGE_BYTES,
 ) -> Listing[Kept]:
     """
-    Fetch page after page, all of the same resource version.
+    Fetch all pages, at the same resource version.
 
-    If that version expires during the list (410; a slow reader, a compaction), the list starts
-    again, and raises GoneError after repeated failures.
+    If that version expires during the list (410, because of a slow reader or a compaction), the
+    list starts again. It raises GoneError after repeated failures.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -167,7 +169,7 @@ async def _read(
                 if response.size_bytes * 2 <= max_page_bytes:
                     limit = min(limit * 2, page_size)
                 page = ask()
-                await asyncio.sleep(0)  # sends the request
+                await asyncio.sleep(0)  # this sends the request
             if reason:
                 skipped += [
                     Skipped(metadata=each.get("metadata") or {}, reason=reason) for each in bodies
@@ -177,7 +179,7 @@ async def _read(
             if not token:
                 version = metadata.get("resourceVersion", "")
                 return Listing(items=items, resource_version=version, skipped=tuple(skipped))
-            del response, bodies  # before the next page is parsed
+            del response, bodies  # free them before the next page is parsed
     finally:
         page.cancel()
 
@@ -194,8 +196,8 @@ _HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)",')
 _MEMBER = re.compile(
     rb'[{,]"(?:(object|metadata)":(?=\{)|(name|namespace|uid|resourceVersion)":"([^"\\]*)")'
 )
-"""A field that identifies an object, at any depth. Within a string, its quotes would be escaped,
-and the API server sends no white space between tokens."""
+"""A field that identifies an object, at any depth. Within a string, the quotes would be escaped.
+The API server does not send white space between tokens."""
 
 _NAMES = {"name", "uid", "resourceVersion"}
 
@@ -252,7 +254,7 @@ def _names(line: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     depth = counted = 0
     for member in _MEMBER.finditer(line):
-        begin = member.start() + 1  # after the bracket or comma
+        begin = member.start() + 1  # the position after the bracket or comma
         depth += nesting(line[counted:begin])
         counted = member.end()
         if depth > 3:
@@ -264,7 +266,7 @@ def _names(line: bytes) -> dict[str, str]:
         elif depth == 3 and name is not None:
             found[name.decode()] = value.decode(errors="replace")
         if found.keys() >= _NAMES:
-            break  # a namespace comes before the version
+            break  # the namespace precedes the version
     return found
 
 
@@ -274,7 +276,7 @@ def _no_event(path: str) -> UnavailableError:
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bool]]:
-    """Yield each line, and whether it is complete: a line that is too long is truncated."""
+    """Yield each line, and whether it is complete. A line that is too long is truncated."""
     # readline is not used: its limit would have to be the size of the largest object, and it holds
     # the object in memory twice. An incomplete line at the end of the stream is dropped, because
     # the next watch starts from the last complete event.

@@ -1,5 +1,6 @@
 """
-A fair queue of keys: many changes of one object are one piece of work; failures are retried later.
+A fair queue of keys: many changes of one object result in one piece of work, and failures are
+retried later.
 
 A key is in one lane at a time. Each lane has its own workers, so no lane waits for the work of
 another lane. These rules decide which owner is charged, and which key is next:
@@ -11,16 +12,17 @@ another lane. These rules decide which owner is charged, and which key is next:
 3. An owner without work does not accumulate credit: when its next key arrives, its used time is set
    to :data:`CREDIT_SECONDS` less than that of the owner whose turn came last.
 
-So an owner with little work waits only for the key in progress, however much work others have. The
-others share the rest of the time, and no time is left unused. :class:`Turns` has the same rules.
+Therefore, an owner with little work waits only for the key in progress, however much work other
+owners have. The other owners share the rest of the time, and no time is left unused. :class:`Turns`
+has the same rules.
 
 While a worker has a key, no other worker gets it. If the key is added during that time, it is
 queued again afterwards. All times are the loop's. The workers know the meaning of a key.
 
 A key is in the queue at most once, so the number of objects limits the queue.
 
-Does not depend on Kubernetes. Use it in one event loop, and ``call_soon_threadsafe`` from
-elsewhere.
+Does not depend on Kubernetes. Use the queue in one event loop. In other threads, use
+``call_soon_threadsafe``.
 """
 
 from __future__ import annotations
@@ -45,18 +47,19 @@ CREDIT_SECONDS = 1.0
 of owners that are always busy."""
 
 KEY_SECONDS = 0.0001
-"""The minimum charge for a key: an owner whose keys cost nothing must not keep the others
+"""The minimum charge for a key, so that an owner whose keys cost nothing does not keep other owners
 waiting."""
 
 MANY_OWNERS = 1000
-"""The number of owners with an account, above which accounts with full credit are dropped."""
+"""The number of owners with an account above which accounts with full credit are dropped."""
 
 OUTDATED = 1000
-"""Outdated entries that the heap keeps, in addition to one per waiting key. Each time a key is
-checked before its time, it leaves an outdated entry."""
+"""The number of outdated entries that the heap keeps, in addition to one per waiting key. Each time
+a key is checked before its time, it leaves an outdated entry."""
 
 DUE_AT_ONCE = 1000
-"""Keys that become ready in one iteration of the loop: 100,000 can be due at the same time."""
+"""The number of keys that become ready in one iteration of the loop, because 100,000 can be due at
+the same time."""
 
 
 class FairShare:
@@ -65,13 +68,12 @@ class FairShare:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._reached = 0.0
-        """The time that the owner whose turn came last had used by then. This value never
-        decreases."""
+        """The time that the owner whose turn came last had used by then. It never decreases."""
 
         self._many = MANY_OWNERS
 
     def enter(self, owner: str) -> None:
-        """Note that an owner has work again."""
+        """Record that an owner has work again."""
         self._used[owner] = max(self._used.get(owner, 0.0), self._reached - CREDIT_SECONDS)
         if len(self._used) > self._many:
             least = self._reached - CREDIT_SECONDS
@@ -79,7 +81,8 @@ class FairShare:
             self._many = 2 * len(self._used) + MANY_OWNERS
 
     def choose(self, owners: Iterable[str]) -> str:
-        """Return the first of the owners that have used the least time. Each must have entered."""
+        """Return the first owner among those that have used the least time. Each owner must have
+        entered."""
         owner = min(owners, key=self._used.__getitem__)
         self._reached = max(self._reached, self._used[owner])
         return owner
@@ -101,7 +104,7 @@ class _Lane(Generic[Key]):
 
 class WorkQueue(Generic[Key]):
     """
-    Keys to be worked on, each once.
+    A queue of keys to be worked on. A key is in the queue at most once.
 
         while True:
             key = await queue.get()
@@ -137,15 +140,15 @@ class WorkQueue(Generic[Key]):
         self._lanes: dict[str, _Lane[Key]] = {name: _Lane() for name in lanes}
         self._ready_keys: set[Key] = set()
         self._waiting: dict[Key, float] = {}  # the time at which each key is due
-        self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
-        self._numbers = count()  # so that keys with the same time are not compared
-        self._timer: asyncio.TimerHandle | None = None  # one for all keys
-        self._timer_at = 0.0  # uvloop's handles have no time if they are due at once
+        self._due: list[tuple[float, int, Key]] = []  # a heap; keys not in `_waiting` are outdated
+        self._numbers = count()  # numbers, so that keys with the same time are not compared
+        self._timer: asyncio.TimerHandle | None = None  # one timer for all keys
+        self._timer_at = 0.0  # uvloop's timer handles have no time if they are due immediately
         self._working: dict[Key, str] = {}  # the lane of each key in progress
-        self._again: dict[Key, str] = {}  # keys in progress, and the lane in which they continue
+        self._again: dict[Key, str] = {}  # added again while in progress, with their lane
         self._backoffs: dict[Key, Backoff] = {}
         self._progress_at = float("-inf")
-        """When a worker last took or finished a key, or the first key became ready."""
+        """The time at which a worker last took or finished a key, or the first key became ready."""
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
@@ -237,7 +240,7 @@ class WorkQueue(Generic[Key]):
         keys = place.ready.pop(owner)
         key = keys.popleft()
         if keys:
-            place.ready[owner] = keys  # behind the others
+            place.ready[owner] = keys  # behind the other owners
         place.share.charge(owner, KEY_SECONDS)
         self._ready_keys.discard(key)
         self._working[key] = lane
@@ -257,7 +260,8 @@ class WorkQueue(Generic[Key]):
 
     def stalled_seconds(self) -> float:
         """
-        The time for which keys were ready, but no worker took or finished one. For probes.
+        The time since which keys have been ready, but no worker has taken or finished one, in
+        seconds. For probes.
 
         The age of a key does not show a hang: a tenant can create more work than the workers can
         do.
@@ -307,7 +311,7 @@ def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
 
 
 class Turns:
-    """Lets one caller after another take a turn, by the rules of a lane. Not thread-safe."""
+    """Makes callers take turns, according to the rules of a lane. Not thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -330,7 +334,7 @@ class Turns:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._hand_over()  # the turn came together with the cancellation
+                    self._hand_over()  # the turn arrived together with the cancellation
                 raise
         self._busy = True
         began = self._clock()
@@ -349,7 +353,7 @@ class Turns:
             waiters = self._waiting.pop(owner)
             waiter = waiters.popleft()
             if waiters:
-                self._waiting[owner] = waiters  # behind the others
+                self._waiting[owner] = waiters  # behind the other owners
             if not waiter.done():
                 waiter.set_result(None)
                 self._busy = True

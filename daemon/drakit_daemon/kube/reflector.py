@@ -38,10 +38,10 @@ PAGE_SIZE = 500
 """Objects per page of the list, as in Kubernetes' own clients. Pages that are too large shrink."""
 
 HEALTHY_SECONDS = 12.0
-"""A watch that lasted this long, or received anything, is resumed at once when it ends, because
+"""A watch that lasted this long, or received anything, is resumed immediately when it ends, because
 servers end watches every few minutes. A watch that ends earlier is a failure: otherwise, the
 reflector could retry in a hot loop. This time is longer than the request timeout of a session (10
-s), so a server that hangs is a failure, too."""
+s), so a server that hangs is also a failure."""
 
 _ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _ALL_SENT = "k8s.io/initial-events-end"
@@ -53,7 +53,7 @@ _NOT_SUPPORTED = (400, 422)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced(Generic[KeptT]):
-    """All objects. Objects that the consumer knows and that are missing here have been deleted."""
+    """All objects. Objects that the consumer knows but that are missing here have been deleted."""
 
     items: list[KeptT]
 
@@ -67,7 +67,7 @@ class Applied(Generic[KeptT]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deleted(Generic[KeptT]):
-    """An object is gone, or no longer matches the selectors; this is its last state."""
+    """An object is gone, or no longer matches the selectors. This is its last state."""
 
     object: KeptT
 
@@ -112,7 +112,7 @@ class Reflector(Generic[KeptT]):
         :param keep: returns the part of an object that the consumer needs.
         :param keep_unreadable: returns the known part of an object that cannot be read, from its
             metadata and the reason. Without it, such objects are logged and skipped.
-        :param streams: request all objects by a watch, if the API server supports it.
+        :param streams: whether to request all objects with a watch, if the API server supports it.
         :param on_error: called after each failed list or watch.
         """
         self._session = session
@@ -130,25 +130,25 @@ class Reflector(Generic[KeptT]):
         self.synced: bool = False
         """Whether the collection has been listed once."""
         self.last_error: ApiError | None = None
-        """Why the reflector is not watching at the moment. None if it is watching, or is about
+        """The reason why the reflector is currently not watching. None if it is watching, or about
         to."""
 
     def silent_seconds(self) -> float:
-        """Seconds since the server last sent anything, including bookmarks, or has kept a new watch
-        open for HEALTHY_SECONDS. For health checks."""
+        """The time since the server last sent anything, including bookmarks, or kept a new watch
+        open for HEALTHY_SECONDS, in seconds. For health checks."""
         if self._heard_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
     def failing_seconds(self) -> float:
-        """Seconds for which errors have prevented the reflector from watching. 0 if it is
-        watching."""
+        """The time for which errors have prevented the reflector from watching, in seconds. 0 if it
+        is watching."""
         if self._failing_since is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._failing_since
 
     async def changes(self) -> AsyncGenerator[Change[KeptT]]:
-        """Yield :class:`Replaced` first and after each gap, otherwise one change at a time."""
+        """Yield :class:`Replaced` first and after each gap, and otherwise one change at a time."""
         while True:
             try:
                 if self._version is None and not self._streams:
@@ -177,8 +177,8 @@ class Reflector(Generic[KeptT]):
         return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
 
     async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
-        """Run one watch. Returns if the watch may be resumed at once, otherwise raises the reason.
-        The reflector has not recovered until it has received all objects."""
+        """Run one watch. Returns if the watch may be resumed immediately, and otherwise raises the
+        reason. The reflector has not recovered until it has received all objects."""
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
         all_first = self._version is None
@@ -201,7 +201,7 @@ class Reflector(Generic[KeptT]):
                             self._heard(metadata["resourceVersion"])
                             self.synced = True
                             items = list(first.values())
-                            first.clear()  # the consumer now builds its own table of them
+                            first.clear()  # the consumer now builds its own table of the objects
                             yield Replaced(items=items)
                             del items
                         continue
@@ -230,7 +230,7 @@ class Reflector(Generic[KeptT]):
             raise UnavailableError.no_response("WATCH", self._path, why=why)
 
     def _kept(self, event: WatchEvent) -> list[KeptT]:
-        """Return the kept part of an event's object; empty for a bookmark."""
+        """Return the kept part of an event's object, or an empty list for a bookmark."""
         if event.type == "BOOKMARK":
             return []
         if event.unreadable and (event.type != "DELETED" or self._keep_unreadable is not None):
@@ -248,8 +248,8 @@ class Reflector(Generic[KeptT]):
         self._heard_at = asyncio.get_running_loop().time()
 
     def _kept_open(self) -> None:
-        """Note that the server has accepted a watch: nothing has changed since, although it sends
-        nothing."""
+        """Record that the server has accepted a watch. Nothing has changed since then, although it
+        has not sent anything."""
         self._heard_at = asyncio.get_running_loop().time()
         self._recovered()
 
@@ -265,7 +265,7 @@ class Reflector(Generic[KeptT]):
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
         # A single failure of a watch is normal: a server restarts, or a load balancer closes an
-        # idle connection. If the next attempt fails too, a warning is logged.
+        # idle connection. If the next attempt also fails, a warning is logged.
         level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
         logger.log(
             level,

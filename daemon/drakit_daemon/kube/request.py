@@ -1,9 +1,9 @@
 """
 The two ends of a request to the API server: its path, and the response or the error.
 
-Paths are built from names, and parsed again for error messages: any group, version and resource has
-a path of the same form. The body of a response is read up to a limit, and parsed. Each kind of
-reaction of a caller has its own error class:
+Paths are built from names, and parsed again for error messages: the paths of all groups, versions
+and resources have the same form. The body of a response is read up to a limit, and parsed. Each
+kind of reaction of a caller has its own error class:
 
     ApiError                    any response that is not a success
       UnauthorizedError         401: the server rejects our token, even after it was read again
@@ -99,12 +99,13 @@ def parse_path(path: str) -> Target | None:
 # ---------------------------------------------------------------- errors
 
 _MAX_MESSAGE_CHARACTERS = 2000
-"""The maximum length of a message. A proxy may return an HTML page, and a validation error may list
+"""The maximum length of a message. A proxy can return an HTML page, and a validation error can list
 every field."""
 
 
 _NOT_PROCESSED = frozenset([0, 401, 429, 503, 504])
-"""Statuses that do not depend on the content of the request. A webhook that fails is a 500."""
+"""Statuses that do not depend on the content of the request. The status of a webhook that fails is
+500."""
 
 
 class ApiError(Exception):
@@ -155,7 +156,8 @@ class ForbiddenError(ApiError):
     Denied by RBAC or by an admission plugin.
 
     ``verb``, ``resource`` and ``group`` name the missing permission. ``verb`` is None if the cause
-    was not RBAC but, for example, a quota or a policy. More permissions would not help then.
+    was not RBAC but, for example, a quota or a policy. In that case, more permissions would not
+    help.
     """
 
     _RBAC = re.compile(r'cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(.*?)"')
@@ -306,7 +308,7 @@ of the object. Within a JSON string, the quote would end the string, and no name
 
 MAX_ENDS = 10_000
 """The maximum number of lists in managed fields that are followed by another field. Each costs 4
-us, and fields that the API server wrote contain none."""
+us. The fields that the API server writes do not contain such lists."""
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 """A string in JSON."""
@@ -316,7 +318,8 @@ def nesting(part: bytes) -> int:
     """
     Return the depth of a fragment of JSON, which starts and ends outside strings.
 
-    There is no loop over each bracket: 1.5 MiB of brackets would block everything else.
+    The function does not loop over the brackets, because 1.5 MiB of brackets would block everything
+    else.
     """
     brackets = STRING.sub(b"", part)
     opened = brackets.count(b"{") + brackets.count(b"[")
@@ -342,7 +345,7 @@ def parse(data: bytes | bytearray) -> Any:
 def parse_without_managers(data: bytes | bytearray) -> Any:
     """
     Parse the JSON of an object that cannot be parsed with its `managedFields`. Return None if it
-    cannot be parsed without them, either.
+    cannot be parsed without them either.
 
     We do not need these fields, and anyone who may write an object could make it unreadable with
     them.
@@ -397,7 +400,7 @@ async def read_response(
             why = f"it has more than {bound} bytes"
             raise UnreadableError.no_response(method, path, why=why)
     if one_metadata and (end := response.find(_MANAGERS)) >= 0:
-        response[end:] = b"}}]}"  # ends the metadata, the object, the items and the list
+        response[end:] = b"}}]}"  # this ends the metadata, the object, the items and the list
     try:
         parsed: Any = parse(response) if response else {}
     except orjson.JSONDecodeError as error:

@@ -73,11 +73,13 @@ class ServiceAccount:
 
 
 class Credentials:
-    """The value of the Authorization header, which is read again when it is old or was rejected."""
+    """The value of the Authorization header. It is read again when it is old or was rejected."""
 
     def __init__(self, fetch: Callable[[bool], Awaitable[str | None]]) -> None:
-        """``fetch`` gets the value from its source. Its argument is whether the last value was
-        rejected."""
+        """
+        :param fetch: gets the value from its source. Its argument is whether the last value was
+            rejected.
+        """
         self._fetch = fetch
         self._value: str | None = None
         self._old_at = float("-inf")
@@ -93,10 +95,10 @@ class Credentials:
         return self._value
 
     async def replace(self, refused: str | None) -> bool:
-        """Get the value again at once, after a 401. Return whether there is another value to
-        try."""
+        """Get the value again immediately, after a 401. Return whether there is a different value
+        to try."""
         async with self._lock:
-            if self._value == refused:  # otherwise another request has replaced it
+            if self._value == refused:  # otherwise, another request has already replaced it
                 await self._ask(refused=True)
             return self._value != refused
 
@@ -109,7 +111,7 @@ class Credentials:
                 "credentials cannot be reloaded, keeping the old ones",
                 extra={"error": type(error).__name__},
             )
-        # This applies after a failure, too, so that an unavailable source is not asked for each
+        # This also applies after a failure, so that an unavailable source is not asked for each
         # request.
         self._old_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
 
@@ -186,10 +188,11 @@ class Timeouts:
     """The timeouts of the session."""
 
     connect_seconds: float = 3.0
-    """For a connection: a node without network must notice before the kubelet's deadline."""
+    """The timeout for a connection: a node without network must notice that before the kubelet's
+    deadline."""
 
     request_seconds: float = 10.0
-    """For a whole request with its response, unless the caller sets another limit."""
+    """The timeout for a whole request with its response, unless the caller sets another one."""
 
     watch_seconds: int = 300
     """The server ends a watch after this time, so that watches are distributed over its replicas
@@ -197,8 +200,8 @@ class Timeouts:
 
     watch_silence_seconds: float = 70.0
     """A watch without a byte for this time ends, because its connection may be dead. A server sends
-    a bookmark at most every minute, and none while etcd reports no progress (every 10 minutes by
-    default, if no object of the kind changes)."""
+    a bookmark every minute, or less often while etcd does not report progress (by default, every 10
+    minutes if no object of the kind changes)."""
 
 
 _DRY_RUN = {"dryRun": "All"}
@@ -206,13 +209,13 @@ _STRICT = {"fieldValidation": "Strict"}
 
 MAX_REQUESTS = 16
 """The maximum number of concurrent requests, not including watches. A TLS connection costs 256 KiB
-while it is open, and 64 connections do not complete 64 reads sooner (median) than 16."""
+while it is open, and with 64 connections, 64 reads are not faster (median) than with 16."""
 
 MAX_LINE = 1 << 20
 """The maximum length of a line of text."""
 
 PAGE_SIZE = 100
-"""Objects per page: with full slices, 3 MiB of JSON."""
+"""The number of objects per page. With full slices, a page has 3 MiB of JSON."""
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -231,7 +234,7 @@ async def connect(
     Return a session that uses the kubeconfig, otherwise the pod's service account, otherwise the
     user's kubeconfig.
 
-    Sends nothing yet. Raises ConfigError if there is no usable configuration.
+    Does not send a request yet. Raises ConfigError if there is no usable configuration.
     """
     access, credentials = await find_cluster(kubeconfig, context=context, overrides=overrides)
     return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
@@ -300,8 +303,8 @@ class Session:
         """
         Create an object in a collection.
 
-        :param dry_run: get the same response, but store nothing.
-        :param strict: reject the object if it has unknown fields.
+        :param dry_run: whether to get the response without storing the object.
+        :param strict: whether to reject the object if it has unknown fields.
         """
         params = {**(_DRY_RUN if dry_run else {}), **(_STRICT if strict else {})}
         response = await self._request(
@@ -341,9 +344,9 @@ class Session:
     async def apply(
         self, path: str, body: Mapping[str, Any], *, field_manager: str, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Apply an object on the server side: own exactly these fields, even if another client owns
-        them now, and create the object if it is missing. For `dry_run` see `create`. Unknown fields
-        are rejected."""
+        """Apply an object on the server side. Take ownership of exactly these fields, even if
+        another client owns them now, and create the object if it is missing. For `dry_run` see
+        `create`. Unknown fields are rejected."""
         response = await self._request(
             "PATCH",
             path,
@@ -361,7 +364,7 @@ class Session:
         self, path: str, *, uid: str | None = None, resource_version: str | None = None
     ) -> dict[str, Any]:
         """Delete an object. Raises ConflictError if it differs from the object that the caller has
-        seen."""
+        read."""
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in wanted.items() if value is not None}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
@@ -425,8 +428,8 @@ class Session:
         Watch a collection over one connection. Returns when the server ends the watch, or has sent
         nothing for ``watch_silence_seconds``.
 
-        Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
-        the connection broke: resume from the last version.
+        Raises GoneError if the resource version is too old. In this case, list again. Raises
+        UnavailableError if the connection broke. In this case, resume from the last version.
         """
         query = {
             **(params or {}),
@@ -541,7 +544,8 @@ class Session:
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of every request: send the current token, and a new one once after a 401."""
+        """Middleware of every request. It sends the current token, and after a 401, a new one
+        once."""
         value = await self._credentials.current()
         if value is not None:
             request.headers["Authorization"] = value

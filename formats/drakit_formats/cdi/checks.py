@@ -23,7 +23,8 @@ from typing import Any, Literal, TypeAlias, cast
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS = 80
-"""The maximum length of a value in a message, because messages appear in Events and terminals."""
+"""The maximum length of a value in a message, because messages appear in Events and on
+terminals."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
@@ -41,14 +42,15 @@ class Problem:
     """One problem of a spec."""
 
     file: str = ""
-    """Path of the spec's file, or of a directory. Empty if the spec was not read from a file."""
+    """The path of the spec's file, or of a directory. Empty if the spec was not read from a
+    file."""
 
     path: str
     """The field (``devices[0].containerEdits.env[2]``). Empty for the spec as a whole."""
 
     severity: Severity
     text: str
-    """The problem of the field, as the end of a sentence that begins with it."""
+    """The problem of the field, as the end of a sentence that begins with the field."""
 
     def __str__(self) -> str:
         where = " ".join(part for part in (self.file and f"{self.file}:", self.path) if part)
@@ -100,7 +102,7 @@ def split_kind(kind: str) -> tuple[str, str]:
 
 
 def check_device_name(name: str) -> None:
-    """Raise for a name that runtimes reject."""
+    """Raise an error for a name that runtimes reject."""
     if not _DEVICE_NAME.fullmatch(name):
         raise InvalidNameError(
             f"CDI device name {name!r} must begin and end with a letter or digit, and contain "
@@ -148,8 +150,8 @@ def add(found: Found, path: str, severity: Severity, text: str) -> None:
 def text(
     rule: Rule | None = None, *, advice: Rule | None = None, may_be_empty: bool = False
 ) -> Check:
-    """Check a string by two rules. `rule` gives an error, unless the string is empty and may be so.
-    `advice` gives a warning."""
+    """Return a check of a string with two rules. `rule` returns an error, unless the string is
+    empty and `may_be_empty` is set. `advice` returns a warning."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
@@ -179,7 +181,7 @@ def _unreadable(value: str) -> str | None:
 def number(
     least: int, most: int, *, octal: bool = False, advice: Callable[[int], str | None] | None = None
 ) -> Check:
-    """Check an integer and its range. `octal` means that users write it in octal."""
+    """Return a check of an integer and its range. `octal` means that users write it in octal."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -233,7 +235,7 @@ class Record:
     required: tuple[str, ...] = ()
     whole: Callable[[dict[str, Any], str, Found], None] | None = None
     gone: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Explanations of fields that a version of CDI removed."""
+    """Explanations of fields that a version of CDI has removed."""
 
     def __call__(self, value: object, path: str, found: Found) -> None:
         if not isinstance(value, dict):

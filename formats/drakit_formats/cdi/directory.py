@@ -1,5 +1,6 @@
 """
-The directory of generated CDI files. Writes are atomic, and files of other programs stay unchanged.
+The directory of generated CDI files. Writes are atomic, and files of other programs remain
+unchanged.
 
 Runtimes watch the directory and can read each ``*.json`` file in it at any moment. Therefore, a
 file is written under a temporary name, which runtimes ignore, and then renamed.
@@ -27,12 +28,12 @@ _ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ATTEMPTS = 3
-"""Attempts to write a file. A new node plugin of the same driver may remove the temporary file of
-the old one, and an admin may remove the directory (/run is a tmpfs)."""
+"""The number of attempts to write a file. A new node plugin of the same driver may remove the
+temporary file of the old one, and an admin may remove the directory (/run is a tmpfs)."""
 
 
 class DamagedSpecError(ValueError):
-    """A file of ours that no longer contains a CDI spec."""
+    """One of our files no longer contains a CDI spec."""
 
 
 def dump_spec(spec: Mapping[str, Any]) -> str:
@@ -47,8 +48,8 @@ class SpecDirectory:
     """
     A directory of generated CDI files, usually ``/var/run/cdi``.
 
-    Several processes may use it, for different drivers or the same one: each call is atomic. An
-    invalid file name raises ValueError.
+    Several processes may use it, for different drivers or the same driver, because each call is
+    atomic. An invalid file name raises ValueError.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -112,7 +113,8 @@ class SpecDirectory:
             os.unlink(self._target(file_name))
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """List the files with this prefix, in order. Empty if the directory does not exist."""
+        """Return the names of the files with this prefix, in order. Empty if the directory does not
+        exist."""
         found = [
             name
             for name in self._listing()
@@ -143,13 +145,13 @@ class SpecDirectory:
     def _replace(self, file_name: str, data: bytes) -> None:
         temporary = f"{self._folder}/.{file_name}.{secrets.token_hex(4)}.drakit"
         try:
-            # CDI files have mode 0644: a runtime may read them without being root.
+            # CDI files have mode 0644, because a runtime may read them without being root.
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 os.fchmod(descriptor, 0o644)  # independent of the umask
                 file.write(data)
                 if self._durable:
-                    # Without it, a power failure may leave an empty file under the final name.
+                    # Without this, a power failure may leave an empty file under the final name.
                     os.fsync(descriptor)
             os.rename(temporary, f"{self._folder}/{file_name}")
         except BaseException:

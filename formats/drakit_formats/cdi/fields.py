@@ -4,8 +4,8 @@ The fields of a CDI spec and their rules: version 1.1 of the specification.
 The same tables check edits while they are written (:mod:`.spec`), and files of other programs
 (:mod:`.lint`). The rules come from the reference library, tags.cncf.io/container-device-interface
 1.1.1 (``pkg/cdi``, ``pkg/parser``), from the text of the specification, and from OCI runtimes,
-which apply the edits. tests/data/cdi has a file for each rule, and notes where runtimes accept
-more.
+which apply the edits. tests/data/cdi contains a file for each rule, and describes where runtimes
+accept more.
 
 A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
 whose names end in `advice` report values that work, but probably not as intended.
@@ -61,7 +61,7 @@ _CLOS_ID_BYTES = 4096
 """The reference library's limit, which is the longest path."""
 
 _INTERFACE_BYTES = 15
-"""Linux: IFNAMSIZ without the null byte."""
+"""Linux limits names to IFNAMSIZ, without the null byte."""
 
 
 def _kind_rule(value: str) -> str | None:
@@ -184,7 +184,7 @@ def _gid_advice(value: int) -> str | None:
 
 _UINT32 = 2**32 - 1
 _GID = 2**31 - 1
-"""The highest group ID with which runc starts a process."""
+"""The highest group ID with which runc can start a process."""
 
 _INT32 = 2**31 - 1
 _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
@@ -192,7 +192,7 @@ _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
 
 _FILE_MODE = 0o777
 _ANNOTATION_BYTES = 256 * 1024
-"""The maximum number of all keys and values together, as in Kubernetes."""
+"""The maximum size of all keys and values together, as in Kubernetes."""
 
 
 def _values(elements: list[Any], field: str) -> list[Any]:
@@ -237,8 +237,8 @@ def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
         if isinstance(source, str) and source and (wrong := _path_rule(source)):
             add(found, f"{path}.hostPath", "error", wrong)
     elif mount.get("type") in (None, "", "none", "bind"):
-        # OCI runtimes evaluate only the options, and the kernel has no file system with these
-        # names.
+        # OCI runtimes evaluate only the options, and the kernel does not have file systems with
+        # these names.
         wrong = "must include 'bind' or 'rbind', unless a file system type is set"
         add(found, f"{path}.options", "error", wrong)
 

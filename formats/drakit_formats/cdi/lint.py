@@ -1,8 +1,8 @@
 """
 The linter: finds all problems of a spec, or of the directories of CDI files as runtimes read them.
 
-:mod:`.fields` has the rules for fields, :mod:`.spec` those for versions. tests/data/cdi shows every
-problem in a file.
+:mod:`.fields` contains the rules for fields, and :mod:`.spec` those for versions. tests/data/cdi
+contains a file for each problem.
 
 A directory later in the list has priority over the earlier ones. A device that two files of one
 directory define is ignored, and a file of a later directory does not restore it: runtimes remove it
@@ -29,7 +29,8 @@ from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 # ---------------------------------------------------------------- directories
 
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""The directories that runtimes read by default: admins' specs, and generated ones."""
+"""The directories that runtimes read by default: one for admins' specs, and one for generated
+specs."""
 
 CheckSpec = Callable[[object], list[Problem]]
 
@@ -40,7 +41,7 @@ class SpecFile:
 
     path: Path
     priority: int
-    """The position of the file's directory in the list. The highest priority wins."""
+    """The position of the file's directory in the list. The highest priority applies."""
 
     spec: object = None
     """The parsed content, of any type. None if the file could not be read."""
@@ -50,8 +51,8 @@ class SpecFile:
 
     @property
     def devices(self) -> dict[str, str]:
-        """The qualified names of the file's devices, and their fields. Empty if the file has
-        errors."""
+        """The qualified names of the file's devices, and their fields in the spec. Empty if the
+        file has errors."""
         if has_errors(self.problems):
             return {}
         spec = cast("Mapping[str, Any]", self.spec)
@@ -66,10 +67,10 @@ class Directories:
     """The content of all directories."""
 
     files: tuple[SpecFile, ...]
-    """In the order in which runtimes read them."""
+    """The files, in the order in which runtimes read them."""
 
     devices: Mapping[str, SpecFile]
-    """The devices that runtimes find, by qualified name, and their files."""
+    """The devices that runtimes find, keyed by qualified name, each with its file."""
 
     problems: tuple[Problem, ...]
     """The problems of all files and directories, including conflicts."""
@@ -176,7 +177,8 @@ def lint_spec(spec: object) -> list[Problem]:
 
 def lint_directories(paths: Iterable[Path | str] = DEFAULT_DIRECTORIES) -> list[Problem]:
     """
-    Find all problems of directories of CDI files, the directory of lowest priority first.
+    Find all problems of directories of CDI files. The directory with the lowest priority is the
+    first.
 
     Blocks. A directory that does not exist is not a problem; an unreadable one is.
     """

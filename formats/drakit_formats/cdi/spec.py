@@ -12,9 +12,9 @@ Names of devices that other CDI files define are also checked, but are not part 
 runtime gets them in addition to the names of our devices. The same applies to the identities of
 device nodes, which only the node plugin compares.
 
-CDI requires that a device has at least one edit. A device without edits, which a claim may just
+CDI requires that a device has at least one edit. A device without edits, which claims may merely
 reserve, gets the environment variable ``DRAKIT_DEVICE_<NAME>`` with its qualified name. The
-variable is harmless, and shows the device in the container.
+variable is harmless, and identifies the device in the container.
 
 Does not depend on files or claims.
 """
@@ -145,7 +145,7 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
     if edits.get("intelRdt") is not None:
         rdt = _or_empty(edits["intelRdt"], _NO_FIELDS)
         needs.append(("0.7.0", f"{path}intelRdt"))
-        # As in the reference library, an empty list needs this version, too.
+        # As in the reference library, an empty list also needs this version.
         if rdt.get("schemata") is not None:
             needs.append(("1.1.0", f"{path}intelRdt.schemata"))
         if rdt.get("enableMonitoring"):
@@ -173,7 +173,8 @@ _TYPES: Mapping[str, type] = {
     "mounts": Mount,
     "intelRdt": IntelRdt,
 }
-"""The types of edits and their parts, by the field of ``containerEdits`` that contains them."""
+"""The types of edits and their parts, keyed by the field of ``containerEdits`` that contains
+them."""
 
 
 class InvalidEditsError(ValueError):
@@ -231,7 +232,7 @@ def container_edits(edits: Edits, *, kind: str = "") -> Spec:
 
 
 def _write(part: object, record: Record, field: str, path: str, found: Found) -> Spec:
-    """Return a part of the edits as an object of the spec, without the fields that are not set."""
+    """Return a part of the edits as an object in the spec. Fields that are not set are omitted."""
     if not isinstance(part, _TYPES[field]):
         raise _wrong_type(part, _TYPES[field], path or "the driver's answer")
     prefix = f"{path}." if path else ""
@@ -254,7 +255,7 @@ def _write(part: object, record: Record, field: str, path: str, found: Found) ->
             written[name] = value
     if isinstance(part, DeviceNode):
         _check_node(part, path)
-        if part.host_path == part.path:  # the field needs CDI 0.5
+        if part.host_path == part.path:  # the field requires CDI 0.5
             written.pop("hostPath", None)
     if record.whole:
         record.whole(written, path, found)
@@ -263,7 +264,8 @@ def _write(part: object, record: Record, field: str, path: str, found: Found) ->
 
 @cache
 def _attribute(field: str) -> str:
-    """Return the attribute of the edits for a field of the spec: `host_path` for `hostPath`."""
+    """Return the attribute of the edits that corresponds to a field of the spec: `host_path` for
+    `hostPath`."""
     others = {"hookName": "name", "timeout": "timeout_seconds"}
     return others.get(field) or re.sub("[A-Z]+", lambda upper: f"_{upper[0].lower()}", field)
 
@@ -271,7 +273,7 @@ def _attribute(field: str) -> str:
 def _write_all(values: object, check: Listing, field: str, path: str, found: Found) -> list[Any]:
     if field == "env":
         values = _variables(values, path)
-    # A string is iterable too, but a list of its characters is never intended.
+    # A string is also iterable, but a list of its characters is never intended.
     if not isinstance(values, (tuple, list)):
         raise InvalidEditsError(f"{path} must be a tuple, not {kind_of(values)}")
     written = list(cast("Iterable[Any]", values))
@@ -295,13 +297,13 @@ def _variables(env: object, path: str) -> list[str]:
             raise _wrong_type(wrong, str, f"{path}[{shown(name)}]")
         if "=" in name:
             raise InvalidEditsError(f"{path} has '=' in the name {shown(name)}")
-        # An f-string would be wrong: a member of a string enumeration may format differently.
+        # Don't use an f-string, because a member of a string enumeration may format differently.
         variables.append(name + "=" + value)
     return variables
 
 
 def _check_node(node: DeviceNode, path: str) -> None:
-    """Check the numbers together. Check the identity, which is compared but not written."""
+    """Check the numbers of a node together, and its identity, which is compared but not written."""
     if (node.major is None) != (node.minor is None):
         raise InvalidEditsError(f"{path} must have both major and minor, or neither")
     identity = cast("object", node.identity)
@@ -333,8 +335,8 @@ def _check_others(names: object, kind: str) -> None:
             raise InvalidEditsError(
                 f"{path} must be a qualified CDI name (vendor/class=name), not {shown(name)}"
             ) from None
-        # Such names contain the UID of a claim. The name of another claim's device would keep that
-        # claim alive.
+        # Names with this kind contain the UID of a claim. The name of another claim's device would
+        # keep that claim alive.
         if other == kind:
             raise InvalidEditsError(
                 f"{path} must not use the CDI kind of drakit's own files, as {shown(name)} does"

@@ -22,7 +22,8 @@ _REFUSED = re.compile(r"[\x80-\x9f\u2028\u2029\ufffe\uffff]")
 breaks."""
 
 _FOREIGN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
-"""JSON escapes that the runtimes' parser does not support: of a slash, and of a surrogate pair."""
+"""JSON escapes that the runtimes' parser does not support: an escaped slash, and a surrogate
+pair."""
 
 
 class UnreadableSpecError(ValueError):
@@ -53,7 +54,7 @@ def parse_json(data: bytes) -> object:
 
 
 def parse_yaml(data: bytes) -> object:
-    """Read a ``*.yaml`` file, as the reference library's parser understands it."""
+    """Read a ``*.yaml`` file in the way in which the reference library's parser understands it."""
     import yaml
 
     text = _decode(data)
@@ -80,7 +81,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: Iterable[str]) -> None:
-    """Raise for a duplicate name, because parsers use only one of its values."""
+    """Raise an error for a duplicate name, because parsers use only one of its values."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -18,7 +18,8 @@ from drakit_formats.resource.nodes import NodeSelector, node_selector
 from drakit_formats.resource.objects import Object, child, children, text
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""The annotation of a claim from a template with the name of the entry in the pod, a DNS label."""
+"""The annotation of a claim from a template that contains the name of the entry in the pod, a DNS
+label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ class DeviceResult:
     share_id: str | None = None
     admin_access: bool = False
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Quantities by the name of the capacity (DRAConsumableCapacity)."""
+    """Quantities, keyed by the name of the capacity (DRAConsumableCapacity)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,26 +44,28 @@ class OpaqueConfig:
 
     driver: str
     parameters: Any
-    """Any content, because the API server checks only its size (10 KiB)."""
+    """The parameters can have any content, because the API server checks only their size (10
+    KiB)."""
 
     requests: tuple[str, ...] = ()
-    """The requests that the config applies to, such as ``main`` or ``main/small``. Empty means
-    all."""
+    """The requests that the config applies to, such as ``main`` or ``main/small``. Empty means all
+    requests."""
 
     from_class: bool = False
-    """The config comes from the DeviceClass. The claim's own parameters take precedence."""
+    """Whether the config comes from the DeviceClass. If so, the claim's own parameters take
+    precedence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """The allocation of the scheduler (API: ``status.allocation``)."""
+    """The allocation by the scheduler (API: ``status.allocation``)."""
 
     results: tuple[DeviceResult, ...]
     node_selector: NodeSelector | None = None
     """The nodes on which the claim can be used. None means all nodes."""
 
     configs: tuple[OpaqueConfig, ...] = ()
-    """The configs in the order of the allocation, including those of other drivers."""
+    """The configs, in the order of the allocation. Configs of other drivers are included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +93,7 @@ def base_request(request: str) -> str:
 
 def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
     """Return whether a config applies to a result. A config for ``main`` applies to all
-    alternatives of that request, one for ``main/small`` only to that alternative."""
+    alternatives of the request, and a config for ``main/small`` only to that alternative."""
     if config.driver != result.driver:
         return False
     names = {result.request, base_request(result.request)}

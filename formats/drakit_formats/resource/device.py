@@ -5,10 +5,10 @@ them are equivalent, and which of their fields an API server does not support.
 :mod:`.inventory` checks limits first. The node plugin distributes devices over slices;
 :mod:`.objects` converts to other versions of the API.
 
-If a feature gate is off, or the API server is older than the field, it drops the field silently. It
-rejects a slice in two cases. A dropped list attribute leaves an attribute without a value.
-Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later versions
-require them in separate slices. In both cases, the response shows the missing feature.
+If a feature gate is disabled, or the API server is older than the field, it drops the field
+silently. It rejects a slice in two cases. A dropped list attribute leaves an attribute without a
+value. Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later
+versions require them in separate slices. In both cases, the response shows the missing feature.
 
 Does not depend on clients or pools.
 """
@@ -60,15 +60,15 @@ KNOWN_FIELDS = frozenset(
         "basic",
     }
 )
-"""The fields of a device that drakit writes, or that the node plugin's slices must not have. All
-other fields can be in :attr:`Device.extra`."""
+"""The fields of a device that drakit itself writes, or that must not occur in the node plugin's
+slices. All other fields can occur in :attr:`Device.extra`."""
 
 _BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
 
 
 def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, Any]:
     """
-    Write a device as ``ResourceSlice.spec.devices[]``.
+    Return a device as in ``ResourceSlice.spec.devices[]``.
 
     `taints` are all taints of the device, as JSON: those of its driver with a time, and those of
     the node plugin.
@@ -133,7 +133,7 @@ def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
 
 
 def published_attributes(device: Device) -> dict[str, Any]:
-    """Write the attributes with which a device is published, including those of its topology."""
+    """Return the attributes with which a device is published, including those of its topology."""
     attributes = attributes_body(device.attributes)
     for name, member in TOPOLOGY_FIELDS.items():
         place: str | int | None = getattr(device.topology, member)
@@ -143,12 +143,12 @@ def published_attributes(device: Device) -> dict[str, Any]:
 
 
 def attributes_body(attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
-    """Write attributes as ``ResourceSlice.spec.devices[].attributes``."""
+    """Return attributes as in ``ResourceSlice.spec.devices[].attributes``."""
     return {name: _value_body(value) for name, value in attributes.items()}
 
 
 def counter_set_body(counter_set: CounterSet) -> dict[str, Any]:
-    """Write a counter set as ``ResourceSlice.spec.sharedCounters[]``."""
+    """Return a counter set as in ``ResourceSlice.spec.sharedCounters[]``."""
     return {"name": counter_set.name, "counters": _counters_body(counter_set.counters)}
 
 
@@ -192,7 +192,7 @@ def _counters_body(counters: Mapping[str, str]) -> dict[str, Any]:
 
 def device_of(body: Object) -> Device:
     """Return the device that :func:`device_body` wrote, with its topology as attributes. Raises
-    ValueError, KeyError or TypeError for anything else."""
+    ValueError, KeyError or TypeError for other content."""
     consumed = children(body, "consumesCounters")
     resources = child(body, "nodeAllocatableResources")
     return Device(
@@ -266,8 +266,8 @@ def same_device(ours: Object, stored: Object) -> bool:
     """
     Return whether two devices of slices are equivalent: ours, and the one in the API server.
 
-    Taints are not compared. Quantities are compared by value. Absent and empty fields are the same,
-    and the order of counters is ignored.
+    Taints are not compared. Quantities are compared by value. Absent and empty fields are treated
+    alike, and the order of counters is ignored.
     """
     if ours == stored:
         return True
@@ -371,14 +371,14 @@ class Feature(Enum):
     NODE_ALLOCATABLE_RESOURCES = "node allocatable resources"
     PARTITION_TYPES = "partition types"
     EXTRA = "extra fields"
-    """A field of :attr:`Device.extra`."""
+    """A field in :attr:`Device.extra`."""
 
     OTHER = "other"
     """A field without a known feature gate."""
 
     @property
     def gate(self) -> str:
-        """The feature gate that is probably off. Empty if unknown."""
+        """The feature gate that is probably disabled. Empty if unknown."""
         return _GATES.get(self, "")
 
 
@@ -435,8 +435,8 @@ UNSAFE_FEATURES = frozenset(
         Feature.TAINTS,
     }
 )
-"""Features that an API server can drop from a single slice, and without which the slice's devices
-must not be allocated."""
+"""The features that an API server can drop from a single slice, and without which the slice's
+devices must not be allocated."""
 
 
 def needed_features(device: Device) -> frozenset[Feature]:
@@ -528,9 +528,9 @@ _UNDECLARED = re.compile(r"does not support DRANodeAllocatableResources feature\
 
 
 def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
-    """Return the features because of which a slice is forbidden (403), according to the message.
-    Since Kubernetes 1.37, a kubelet declares the features that it supports, and the API server
-    checks them."""
+    """Return the features that are the reason why a slice is forbidden (403), according to the
+    message. Since Kubernetes 1.37, a kubelet declares the features that it supports, and the API
+    server checks them."""
     devices = children(sent, "spec", "devices")
     if _UNDECLARED.search(message) and any(d.get("nodeAllocatableResources") for d in devices):
         return frozenset({Feature.NODE_ALLOCATABLE_RESOURCES})
@@ -545,15 +545,15 @@ class Refusal:
     """The features that the API server does not support. It accepts the devices without them."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Problems of single devices, keyed by their names. These devices can be left out."""
+    """The problems of single devices, keyed by their names. These devices can be omitted."""
 
 
 def refusal(details: Object, sent: Object) -> Refusal:
     """
     Parse the ``details`` of a 422 response to a ResourceSlice in any version of the API.
 
-    If the API server rejects the counters of all devices that consume some, its rules for counters
-    differ. If it rejects those of single devices, the problem is in these devices.
+    If the API server rejects the counters of all devices that consume counters, it has different
+    rules for counters. If it rejects those of single devices, these devices have a problem.
     """
     devices = children(sent, "spec", "devices")
     consumers = {index for index, each in enumerate(devices) if each.get("consumesCounters")}
@@ -588,11 +588,11 @@ def without(device: Device, features: Collection[Feature]) -> Device | None:
     safe.
 
     Without its counters, a device would be allocated although other devices use the same hardware.
-    Without its taint, it would be allocated to pods that must not have it. Without its
-    compatibility groups or its mapping of the node's resources, it would be allocated where it does
-    not fit. Without its binding conditions, it would be allocated before it is ready. The meaning
-    of extra fields is unknown. A device that cannot be shared is allocated to one claim as a whole.
-    List attributes only matter to selectors, and overheads only to the total of a node.
+    Without its taint, it would be allocated to pods that must not use it. Without its compatibility
+    groups or its mapping of the node's resources, it would be allocated where it does not fit.
+    Without its binding conditions, it would be allocated before it is ready. The meaning of extra
+    fields is unknown. A device that cannot be shared is allocated to one claim as a whole. List
+    attributes only matter to selectors, and overheads only to the total of a node.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None

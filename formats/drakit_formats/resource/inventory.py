@@ -1,9 +1,9 @@
 """
 Selects the publishable part of an inventory: checks each device, and the rules for several devices.
 
-Devices come from vendors, some of which are hostile: a value of a wrong type results in a message,
-never in an exception, and accepted values have a bounded size. The amounts of a capacity are not
-compared with each other: the API server does that, and names the devices that it rejects.
+Devices come from vendors, some of which are hostile: a value of the wrong type results in a
+message, never in an exception, and accepted values have a bounded size. The amounts of a capacity
+are not compared with each other: the API server does that, and names the devices that it rejects.
 
 A device is rejected with a reason if it is malformed, has the name of another device, or consumes
 missing counters. The rest is published. A driver lists all of its devices at each change. A device
@@ -61,11 +61,11 @@ from drakit_formats.resource.limits import (
 # ---------------------------------------------------------------- one device
 
 MAX_PROBLEMS = 5
-"""The maximum number of reported problems per device. A vendor fixes these, and then sees the next.
-The message is part of an Event."""
+"""The maximum number of reported problems per device. A vendor can fix these first, and then gets
+the next ones. The message is part of an Event."""
 
 MAX_AMOUNT = 2**63 - 1
-"""The API server and the scheduler count steps in 64 bits."""
+"""The maximum amount, because the API server and the scheduler count steps in 64 bits."""
 
 _VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -80,12 +80,12 @@ _EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 def device_problems(device: object, *, node: str = "") -> list[str]:
     """
-    Return the reasons why a device cannot be published, as sentences. Empty if the decision is up
-    to the API server.
+    Return the reasons why a device cannot be published, as sentences. Empty if only the API server
+    can decide that.
 
-    Amounts that some API servers accept but no claim can use are problems, too: negative ones, or a
-    default above the capacity. With the node's name, the length of the pool's full name is checked
-    as well.
+    Amounts that some API servers accept but that no claim can use are also problems: negative
+    amounts, or a default above the capacity. With the node's name, the length of the pool's full
+    name is checked as well.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]
@@ -119,7 +119,7 @@ def device_problems(device: object, *, node: str = "") -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Format a vendor's value for a message: short, and without control characters."""
+    """Format a vendor's value for a message. The result is short and without control characters."""
     try:
         return f"{value!r:.80}"
     except Exception:
@@ -131,7 +131,7 @@ def _kind(value: object) -> str:
 
 
 def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
-    """Yield the problems of the name and the pool of a device or a counter set."""
+    """Yield the problems with the name and the pool of a device or a counter set."""
     if not isinstance(name, str):
         yield f"its name is not text, but {_kind(name)}"
     elif not is_dns_label(name):
@@ -150,7 +150,7 @@ def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[st
 
 
 def attribute_problems(attributes: object) -> Iterator[str]:
-    """Yield the problems of attributes that do not belong to a published device."""
+    """Yield the problems with attributes that do not belong to a published device."""
     return _attributes_problems(attributes, {}, Topology())
 
 
@@ -187,7 +187,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"its attributes have {values} values (each one of a list counts), "
             f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
         )
-        return  # a backend can send tens of thousands, and each would be checked
+        return  # a backend can send tens of thousands of attributes, each of which would be checked
     for name, value in attributes.items():
         if problem := _name_problem(name) or _value_problem(value):
             yield f"attribute {shown(name)} {problem}"
@@ -260,7 +260,7 @@ def _scalar_problem(value: object) -> str | None:
 def _string_problem(value: str) -> str | None:
     try:
         size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:  # for example, a file name that is not UTF-8
+    except UnicodeEncodeError:  # such as a file name that is not UTF-8
         return "has characters that cannot be written as UTF-8"
     return f"has more than {MAX_STRING_BYTES} bytes (in UTF-8)" if size > MAX_STRING_BYTES else None
 
@@ -323,7 +323,7 @@ def _capacity_problems(capacity: object) -> Iterator[str]:
     if wrong:
         return
     amounts = [(name, parse_quantity(cast("str", amount))) for name, amount in consumable]
-    # Kubernetes before 1.37 divides by the step in 64 bits, and panics if the step is 0 or
+    # Before 1.37, Kubernetes divides by the step in 64 bits, and panics if the step is 0 or
     # overflows to 0. The error response does not name a device, so the whole pool would not be
     # published.
     if any(amount > MAX_AMOUNT for _, amount in amounts):
@@ -355,7 +355,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
 
 
 def counters_problems(counters: object) -> Iterator[str]:
-    """Yield the problems of the counters of a set, or of a device's consumption of one."""
+    """Yield the problems with the counters of a set, or of a device's consumption from a set."""
     if not isinstance(counters, Mapping):
         yield f"is not a mapping of counters, but {_kind(counters)}"
         return
@@ -423,7 +423,7 @@ def _binding_problems(device: Device) -> Iterator[str]:
 def _names_problems(
     given: object, words: str, most: int, problem: Callable[[str], str | None]
 ) -> Iterator[str]:
-    """Yield the problems of a short list of unique names."""
+    """Yield the problems with a short list of unique names."""
     if not isinstance(given, tuple | list):
         yield f"its {words} are {_kind(given)}, not a tuple of names"
         return
@@ -517,7 +517,7 @@ def _extra_problems(extra: object) -> Iterator[str]:
 
 
 def _json_problem(value: object, depth: int) -> str | None:
-    """Return why a value is not valid JSON, or is nested too deeply."""
+    """Return the reason why a value is not valid JSON, or is nested too deeply."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "have an integer of more than 64 bits"
     if value is None or isinstance(value, str | int | float):
@@ -571,7 +571,8 @@ def _taint_problem(key: object, value: object, effect: object) -> str | None:
 
 
 def _edits_problems(edits: object) -> Iterator[str]:
-    """Yield the problems of edits. A prepare checks the other rules of CDI, as for all edits."""
+    """Yield the problems with edits. Other rules of CDI are checked when a claim is prepared, as
+    for all edits."""
     if not isinstance(edits, Edits):
         yield f"its edits are {_kind(edits)}, not an Edits"
         return
@@ -591,11 +592,11 @@ def _edits_problems(edits: object) -> Iterator[str]:
 # ---------------------------------------------------------------- all devices
 
 MAX_REJECTED = 100
-"""The maximum number of devices that are reported with a reason, which suffices to find a driver's
-bug."""
+"""The maximum number of devices that are reported with a reason, which is enough to find a bug in a
+driver."""
 
 _Pools = dict[str, dict[str, Device]]
-"""Pools by name, each with its devices by name."""
+"""Pools, keyed by name. Each contains its devices, keyed by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -603,7 +604,7 @@ class CheckedInventory:
     """The part of an inventory without malformed devices."""
 
     devices: tuple[Device, ...] = ()
-    """The devices in the endpoint's order."""
+    """The devices, in the endpoint's order."""
 
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: tuple[Device, ...] | None = None
@@ -612,14 +613,14 @@ class CheckedInventory:
 
     partition_type_attribute: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reasons as sentences, by ``pool/name``, or by name for the pool without a name. At most
-    100."""
+    """The reasons for rejecting devices, as sentences, keyed by ``pool/name``, or by the name in
+    the pool without a name. At most 100."""
 
     rejected_count: int = 0
     """The number of all rejected devices, including those without a reason."""
 
     known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
-    """The devices whose own values are valid. Only for the next check."""
+    """The devices whose own values are valid. Used only for the next check."""
 
 
 def check_inventory(
@@ -668,13 +669,14 @@ def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
 
 
 def shown_place(pool: object, name: object) -> str:
-    """Return the name of a device for messages, whatever its values are."""
+    """Return the name of a device for messages, regardless of the types of its values."""
     words = [_word(name)] if pool == "" else [_word(pool), _word(name)]
     return "/".join(words)
 
 
 def _word(given: object) -> str:
-    """Show a name unchanged. If it is not a printable string, show its Python representation."""
+    """Return a name unchanged. If it is not a printable string, return its Python
+    representation."""
     plain = isinstance(given, str) and 0 < len(given) <= 80 and given.isprintable()
     return str(given) if plain else shown(given)
 
@@ -701,8 +703,8 @@ class _Check:
     def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
         self.count += 1
         if len(self.reasons) < MAX_REJECTED:
-            # If two devices have the same name, the first one is published, or its reason is as
-            # good.
+            # If two devices have the same name, either the first one is published, or its reason is
+            # sufficient.
             self.reasons.setdefault(shown_place(pool, name), "; ".join(problems))
 
     def devices(
@@ -767,7 +769,8 @@ class _Check:
 
 
 def _type_problems(device: Device, attribute: str) -> list[str]:
-    """Return the problem of a device without the type, which would make its whole slice invalid."""
+    """Return the problem with a device that does not have the type, which would make its whole
+    slice invalid."""
     if not attribute:
         return []
     names = (attribute, attribute.rpartition("/")[2])

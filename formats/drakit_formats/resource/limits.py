@@ -2,8 +2,8 @@
 Limits of the API for slices: names (labels, subdomains, C identifiers, the keys and values of
 labels, extended resources), and numbers.
 
-The modules that check objects know the kind of each name. Messages describe the problem without
-repeating the name, so that callers can append them to any field. The numbers are those of
+The kind of each name is known to the modules that check objects. Messages describe the problem
+without repeating the name, so that callers can append them to any field. The numbers are those of
 ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37. Earlier versions have no lower limits for the
 fields that drakit publishes.
 """
@@ -53,7 +53,7 @@ def is_driver_name(name: object) -> TypeGuard[str]:
 # Thousands of devices have the same few names.
 @lru_cache(maxsize=1024)
 def qualified_name_problem(name: str) -> str | None:
-    """Return the problem of the name of an attribute or a capacity (API: ``QualifiedName``)."""
+    """Return the problem with the name of an attribute or a capacity (API: ``QualifiedName``)."""
     domain, slash, identifier = name.rpartition("/")
     if slash and not is_dns_subdomain(domain, max_length=MAX_DOMAIN_LENGTH):
         return "has a domain that is not a DNS subdomain of at most 63 characters"
@@ -64,7 +64,7 @@ def qualified_name_problem(name: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
-    """Return the problem of a label key, or of a condition's type, which has the same form."""
+    """Return the problem with a label key, or with a condition's type, which has the same form."""
     prefix, slash, name = key.partition("/")
     if not slash:
         if needs_domain:
@@ -78,7 +78,7 @@ def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
 
 
 def label_value_problem(value: str) -> str | None:
-    """Return the problem of a label value, which may be empty."""
+    """Return the problem with a label value, which may be empty."""
     if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
         return None
     return (
@@ -88,8 +88,8 @@ def label_value_problem(value: str) -> str | None:
 
 
 def extended_resource_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource by the kubelet's rules, or None if it
-    is one."""
+    """Return the reason why this is not a valid name of an extended resource, according to the
+    kubelet's rules, or None."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "it must begin with a domain and '/', for example vendor.example/thing"
@@ -110,47 +110,51 @@ def extended_resource_problem(name: str) -> str | None:
 # ---------------------------------------------------------------- numbers
 
 MAX_TAINTED_DEVICES_PER_SLICE = 64
-"""The limit if any device of the slice has taints, consumes counters or has a list attribute.
-Otherwise, it is 128."""
+"""The maximum number of devices in a slice if any of them has taints, consumes counters or has a
+list attribute. Otherwise, it is 128."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8
 MAX_COUNTERS = 32
-"""Counters of a counter set, or of a device's consumption of one."""
+"""Maximum number of counters in a counter set, or in a device's consumption from one."""
 
 MAX_CONSUMED_COUNTER_SETS = 2
-"""Counter sets from which a device consumes."""
+"""Maximum number of counter sets from which a device consumes."""
 
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
-"""Attributes and capacities of a device together, including topology attributes."""
+"""Maximum number of attributes and capacities of a device together, including topology
+attributes."""
 
 MAX_ATTRIBUTE_VALUES = 48
-"""Attribute values of a device, including each value of a list."""
+"""Maximum number of attribute values of a device. Each value in a list is included."""
 
 MAX_STRING_BYTES = 64
-"""Bytes of a string or version attribute."""
+"""Maximum size of a string or version attribute, in bytes."""
 
 MAX_VALID_VALUES = 10
-"""Amounts of a capacity from which a claim can choose."""
+"""Maximum number of amounts of a capacity from which a claim can choose."""
 
 MAX_COMPATIBILITY_GROUPS = 2
-"""Compatibility groups of a device for each counter set."""
+"""Maximum number of compatibility groups of a device for each counter set."""
 
 MAX_BINDING_CONDITIONS = 4
-"""Binding conditions of a device, and also its binding failure conditions."""
+"""Maximum number of binding conditions of a device, and of its binding failure conditions."""
 
 MAX_NODE_RESOURCES = 16
-"""Node resources that a device maps. The API has no limit, but a node has few resources."""
+"""Maximum number of node resources that a device maps. The API has no limit, but a node has few
+resources."""
 
 MAX_EXTRA_BYTES = 4096
-"""Extra fields of a device as JSON. 64 such devices take a sixth of the largest object."""
+"""Maximum size of a device's extra fields, as JSON, in bytes. 64 such devices take a sixth of the
+largest object."""
 
 MAX_EXTRA_DEPTH = 5
-"""Nesting depth of extra fields."""
+"""Maximum nesting depth of extra fields."""
 
 MAX_DRIVER_TAINTS = 12
-"""Taints by the driver. The rest of the API's limit is for the node plugin."""
+"""Maximum number of taints from the driver. The rest of the API's limit is for the node plugin."""
 
 MAX_POOLS = 64
-"""Pools of one inventory. The API has no limit, but each pool costs objects and requests."""
+"""Maximum number of pools in one inventory. The API has no limit, but each pool costs objects and
+requests."""
 
 MAX_POOL_NAME_LENGTH = 253

@@ -29,11 +29,11 @@ VERSIONS = ("v1beta1", "v1alpha1")
 v1alpha1."""
 
 MAX_ATTRIBUTES = 32
-"""Attributes of a device. Readers that validate a file reject more."""
+"""Maximum number of attributes of a device. Readers that validate a file reject more."""
 
 MAX_BYTES = 128 * 1024
-"""Bytes of JSON for all requests of a claim: 4 KiB for each of 32 devices. The checkpoint stores
-them."""
+"""Maximum size of the JSON for all requests of a claim, in bytes: 4 KiB for each of 32 devices. The
+checkpoint stores it."""
 
 
 class InvalidMetadataError(ValueError):
@@ -69,7 +69,7 @@ def container_path(
 
 def request_bodies(devices: Iterable[DeviceMetadata]) -> dict[str, str]:
     """
-    Return the JSON of each request (``DeviceMetadata.requests[]``) by its full name.
+    Return the JSON of each request (``DeviceMetadata.requests[]``), keyed by its full name.
 
     Raises :class:`InvalidMetadataError`.
     """
@@ -115,5 +115,5 @@ def file_text(
 
 
 def _json(value: Mapping[str, Any] | str) -> str:
-    # Only ASCII, so that the number of characters is the number of bytes.
+    # Use only ASCII, so that the number of characters is the number of bytes.
     return json.dumps(value, separators=(",", ":"))

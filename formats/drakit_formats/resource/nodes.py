@@ -15,14 +15,14 @@ from drakit_formats.resource.objects import Object, children
 
 
 def pool_name(node: str, pool: str) -> str:
-    """Return a pool's name in the API. The name of a node's pool contains the node's name, to be
-    unique."""
+    """Return a pool's name in the API. The name of a node's pool contains the node's name, so that
+    it is unique."""
     return f"{node}/{pool}" if pool else node
 
 
 def node_of_pool(name: str) -> str:
-    """Return the node that a pool in the API is named after, if any. Other pools have devices that
-    are not part of a node, such as devices on a network."""
+    """Return the node after which a pool in the API is named, if any. Other pools contain devices
+    that do not belong to a node, such as devices on a network."""
     return name.partition("/")[0]
 
 
@@ -32,14 +32,16 @@ def is_pool_of(node: str, name: str) -> bool:
 
 
 def short_pool(node: str, name: str) -> str:
-    """Return the name of a pool in its driver's form. A pool of another node keeps its name."""
+    """Return the name of a pool in the form that its driver uses. The name of another node's pool
+    is returned unchanged."""
     if name == node:
         return ""
     return name.removeprefix(f"{node}/")
 
 
 def device_place(pool: str, name: str) -> str:
-    """Return a device in its driver's form: ``gpu-0``, or ``gpus/gpu-0`` in a pool with a name."""
+    """Return a device in the form that its driver uses: ``gpu-0``, or ``gpus/gpu-0`` in a pool with
+    a name."""
     return f"{pool}/{name}" if pool else name
 
 
@@ -63,18 +65,18 @@ class Requirement(NamedTuple):
 
 
 class NodeTerm(NamedTuple):
-    """Requirements that a node must meet together."""
+    """Requirements, all of which a node must meet."""
 
     fields: tuple[Requirement, ...] = ()
     expressions: tuple[Requirement, ...] = ()
 
 
 NodeSelector = tuple[NodeTerm, ...]
-"""The terms of a NodeSelector, without empty and duplicate ones. A node must match one of them."""
+"""The terms of a NodeSelector, without empty and duplicate terms. A node must match one of them."""
 
 
 def node_selector(body: Object) -> NodeSelector:
-    """Parse a NodeSelector (core/v1). An empty term selects nothing, and is left out."""
+    """Parse a NodeSelector (core/v1). Empty terms select nothing, and are omitted."""
     known: dict[Requirement, Requirement] = {}
 
     def read(term: Object, field: str) -> tuple[Requirement, ...]:

@@ -2,10 +2,10 @@
 The JSON objects of the API: typed access to their fields, and conversion between the versions of
 ``resource.k8s.io`` that clusters serve.
 
-The functions treat an absent field, null and an empty value the same. ``v1`` and ``v1beta2`` have
-the same form. In ``v1beta1``, all fields of a device except its name are in ``basic``, and the
-fields of a request are at the top level, next to its name. Unknown fields are kept. A claim's
-identity and allocation have the same form in all three versions, and so have classes.
+The functions treat an absent field, null and an empty value alike. ``v1`` and ``v1beta2`` have the
+same form. In ``v1beta1``, all fields of a device except its name are in ``basic``, and the fields
+of a request are at the top level, next to its name. Unknown fields are kept. A claim's identity and
+allocation have the same form in all three versions, and so have classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Object = Mapping[str, Any]
 _NOTHING: Object = {}
 
 
-# A large cluster has millions of fields, so these three functions make no unnecessary calls.
+# A large cluster has millions of fields, so these three functions avoid unnecessary calls.
 
 
 def child(body: Object, *path: str) -> Object:
@@ -50,8 +50,8 @@ MAX_WORDS = 256
 
 
 def words(body: Object, *path: str, most: int = MAX_WORDS) -> str:
-    """Return a message of a driver or another component at a path, as one printable line of at most
-    `most` characters."""
+    """Return the message of a driver or another component at a path, as one printable line of at
+    most `most` characters."""
     line = " ".join(text(body, *path)[:most].split())
     return "".join(each if each.isprintable() else "?" for each in line)
 
@@ -63,13 +63,13 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions that drakit can read and write, the preferred one first."""
 
 RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
-"""Versions that may have DeviceTaintRules. Only the API server knows whether they do."""
+"""The versions that may contain DeviceTaintRules. Only the API server knows whether they do."""
 
 _OF_DEVICE = ("name", "basic")
 
 
 def to_version(body: Object, version: str) -> dict[str, Any]:
-    """Write a ResourceSlice of ``v1`` in another version, such as ``v1beta1``."""
+    """Convert a ResourceSlice of ``v1`` to another version, such as ``v1beta1``."""
     converted = {**body, "apiVersion": f"{GROUP}/{_known(version)}"}
     return _with_devices(converted, _below_basic) if version == "v1beta1" else converted
 
@@ -78,8 +78,8 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
     """
     Parse a ResourceSlice of any of the versions as one of ``v1``.
 
-    Its ``apiVersion`` names the version. Items of a list do not have one: pass the version for
-    them. Without either, it is ``v1``.
+    Its ``apiVersion`` names the version. Items of a list do not have this field, so pass the
+    version for them. Without either, the version is ``v1``.
     """
     version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
     converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}
@@ -118,7 +118,7 @@ def _with_devices(
 
 
 def _below_basic(device: Object) -> dict[str, Any]:
-    # An empty ``basic`` is required, too, because it defines the kind of device.
+    # An empty ``basic`` is also required, because it defines the kind of device.
     rest = {key: value for key, value in device.items() if key != "name"}
     return {"name": device["name"], "basic": rest} if "name" in device else {"basic": rest}
 

@@ -2,7 +2,7 @@
 The results of prepared devices other than edits: whether the API server accepts them, and the
 entries of a claim's status (``ResourceClaim.status.devices[]``).
 
-The results come from vendors, some of which are hostile: a value of a wrong type results in a
+The results come from vendors, some of which are hostile: a value of the wrong type results in a
 message, and accepted values have a bounded size. The limits are those of ``resource.k8s.io/v1`` in
 Kubernetes 1.36 and 1.37.
 
@@ -27,10 +27,12 @@ from drakit_formats.resource.objects import Object, children, text
 MAX_CONDITIONS = 8
 MAX_REASON = 1024
 MAX_CONDITION_MESSAGE = 1024
-"""Characters. The API accepts 32,768, which would be 8 MiB for the devices of one claim."""
+"""Maximum length of a condition's message, in characters. The API accepts 32,768, which would be 8
+MiB for the devices of one claim."""
 MAX_DATA_BYTES = 10 * 1024
 MAX_DATA_DEPTH = 16
-"""The nesting depth of mappings and lists. Some functions that read JSON recurse for each level."""
+"""Maximum nesting depth of mappings and lists. Some functions that read JSON recurse for each
+level."""
 MAX_IPS = 16
 MAX_INTERFACE_NAME = 256
 MAX_HARDWARE_ADDRESS = 128
@@ -59,7 +61,7 @@ def checked(prepared: PreparedDevice) -> PreparedDevice:
 
 
 def data_copy(data: object) -> dict[str, Any]:
-    """Return a driver's data as plain JSON values. Raise ValueError with the problem."""
+    """Return a driver's data as plain JSON values. Raises ValueError with the problem."""
     if not isinstance(data, Mapping):
         raise ValueError(f"data is of type {type(data).__name__}, not a mapping")
     try:
@@ -70,7 +72,7 @@ def data_copy(data: object) -> dict[str, Any]:
 
 
 def data_of(written: str) -> dict[str, Any]:
-    """Parse a JSON object of limited size and depth. Raise ValueError with the problem."""
+    """Parse a JSON object of limited size and depth. Raises ValueError with the problem."""
     # The API server escapes each of these characters with six characters, and measures the result.
     if len(written.encode()) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
         raise ValueError(f"data is larger than {MAX_DATA_BYTES // 1024} KiB as JSON")
@@ -90,7 +92,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _value_problem(value: object, levels: int) -> str | None:
-    """Return why a JSON value cannot be sent, or None if it can."""
+    """Return the reason why a JSON value cannot be sent, or None if it can."""
     if isinstance(value, str):
         return None if _is_text(value) else "contains text that is not valid Unicode"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -203,7 +205,7 @@ def _is_interface_address(value: object) -> bool:
 
 
 def has_status(prepared: PreparedDevice) -> bool:
-    """Return whether a result has anything for the status of its claim."""
+    """Return whether a result contains anything for the status of its claim."""
     return bool(
         prepared.conditions or prepared.data is not None or prepared.network_data is not None
     )
@@ -220,10 +222,10 @@ def status_entry(
     now: str,
 ) -> dict[str, Any]:
     """
-    Write a result as an entry of ``status.devices[]``.
+    Return a result as an entry of ``status.devices[]``.
 
-    `stored` is the current entry of the claim, or empty. A condition with an unchanged status keeps
-    its ``lastTransitionTime``. Any other condition gets `now`, an RFC 3339 time.
+    `stored` is the claim's current entry, or empty. A condition with an unchanged status keeps its
+    ``lastTransitionTime``. Any other condition gets `now`, an RFC 3339 time.
     """
     entry: dict[str, Any] = {"driver": driver, "pool": pool, "device": device}
     if share_id is not None:
@@ -251,7 +253,7 @@ def status_entry(
 
 
 def network_data_body(network: NetworkData) -> dict[str, Any]:
-    """Write network data as ``networkData`` of a claim's status or a metadata file."""
+    """Return network data as ``networkData`` of a claim's status or a metadata file."""
     fields = {
         "interfaceName": network.interface_name,
         "ips": list(network.ips),
