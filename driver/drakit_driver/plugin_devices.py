@@ -290,7 +290,7 @@ def _of_device(
 
 
 def device_problem(device: Device) -> str | None:
-    """Return why a device cannot be listed, or None."""
+    """Return the reason why a device cannot be listed, or None."""
     if problem := _wrong(device):  # the rule is the same as for DRA
         return f"is invalid: {problem}"
     if device.consumes:
@@ -361,7 +361,7 @@ def preferred(
 
 
 def edits_problem(edits: Edits) -> str | None:
-    """Return why a device plugin cannot pass edits to a container, or None."""
+    """Return the reason why a device plugin cannot pass edits to a container, or None."""
     for given, what in (
         (edits.hooks, "hooks"),
         (edits.net_devices, "network devices"),

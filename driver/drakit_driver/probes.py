@@ -197,11 +197,11 @@ class Probed(Protocol):
         ...
 
     def unconnected(self) -> str | None:
-        """Return why no client uses the driver, or None if one is connected."""
+        """Return the reason why no client uses the driver, or None if one is connected."""
         ...
 
     def unready(self) -> str | None:
-        """Return why pods cannot get the devices, or None."""
+        """Return the reason why pods cannot get the devices, or None."""
         ...
 
 

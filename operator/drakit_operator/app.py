@@ -236,7 +236,8 @@ class App:
     # ------------------------------------------------------------ in the thread of the webhook
 
     async def _warn(self, template: Object) -> list[str]:
-        """Return why claims of a template can never be allocated. Only the leader knows that."""
+        """Return the reasons why claims of a template can never be allocated. Only the leader knows
+        that."""
         if self._leader is None:
             return []
         try:

@@ -552,7 +552,8 @@ def _is_refused(error: ApiError) -> bool:
 
 
 def _refusal(error: ApiError) -> str:
-    """Return why a pod cannot be evicted, with the name of the budget that forbids it."""
+    """Return the reason why a pod cannot be evicted, with the name of the budget that forbids
+    it."""
     causes = children(error.details, "causes")
     budgets = [
         words(each, "message") for each in causes if each.get("reason") == "DisruptionBudget"

@@ -191,7 +191,8 @@ class Sources:
             logger.info("a kind is listed again", extra={"kind": str(kind), "reason": why})
 
     async def _until_outdated(self, reading: asyncio.Task[None], served: Served) -> str:
-        """Return why a kind must be listed again. Raise the error that ended its reflector."""
+        """Return the reason why a kind must be listed again. Raise the error that ended its
+        reflector."""
         while True:
             await asyncio.wait({reading}, timeout=self._recheck_seconds)
             if reading.done():

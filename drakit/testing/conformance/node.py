@@ -326,7 +326,7 @@ class FakeNode:
         return "node plugin is serving" in self.plugin.text()[self._begun :]
 
     async def _hopeless(self) -> str | None:
-        """Return why the driver will not become usable, if that is already known."""
+        """Return the reason why the driver will not become usable, if that is already known."""
         log = self.plugin.text()[self._begun :]
         if why := rejected(log):
             gauges = await self._gauges()
@@ -366,13 +366,13 @@ def rejected(log: str) -> str | None:
 
 
 def refused(log: str) -> str | None:
-    """Return why a backend was last rejected."""
+    """Return the reason why a backend was last rejected."""
     notes = [match["note"] for match in _REFUSED.finditer(log)]
     return f"the backend is refused: {notes[-1]}"[:MAX_CHARACTERS] if notes else None
 
 
 def stopped(log: str) -> str | None:
-    """Return why the driver last stopped."""
+    """Return the reason why the driver last stopped."""
     reasons = [match["reason"] for match in _STOPPED.finditer(log)]
     return f"the driver stopped: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
 

@@ -257,7 +257,7 @@ class _MalformedError(ValueError):
 
 
 def danger_of_descriptors(descriptors: bytes) -> str | None:
-    """Return why a device with these descriptors is dangerous, as a clause, or None."""
+    """Return the reason why a device with these descriptors is dangerous, as a clause, or None."""
     try:
         # Read all of them first, because a descriptor that hides the rest must not pass as
         # harmless.

@@ -274,7 +274,7 @@ class _Rules:
         return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
 
     def refusal(self, policy: HostPolicy, host: HostDevice) -> Refusal | None:
-        """Return why a policy cannot publish a device, or None."""
+        """Return the reason why a policy cannot publish a device, or None."""
         if policy.name in self.forbidden:
             return Refusal("Dangerous", f"its policy is refused: {self.forbidden[policy.name]}")
         refusal = self._refusal_of_danger(policy, host)
@@ -360,7 +360,7 @@ class _Rules:
 
 def reason_against_block_device(device: HostDevice, used: Mapping[str, str]) -> Refusal | None:
     """
-    Return why a block device must not be published, or None.
+    Return the reason why a block device must not be published, or None.
 
     :param used: the result of :func:`.block_usage.read_usage`.
     """

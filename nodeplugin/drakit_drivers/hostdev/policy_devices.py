@@ -481,7 +481,7 @@ def _held_otherwise(
     each: _Candidate, owners: Mapping[str | None, _Candidate], numbers: Numbers, holds: Holds
 ) -> Refusal | None:
     """
-    Return why a device is not free although no claim holds it under its name.
+    Return the reason why a device is not free although no claim holds it under its name.
 
     `owners` has the devices of the scan by name. If one of these is held and has the same hardware,
     the hold belongs to an equal node, for example one of two chips of a controller.
@@ -512,7 +512,7 @@ def _held_otherwise(
 
 def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusal | None:
     """
-    Return why a set is not the one that a claim holds.
+    Return the reason why a set is not the one that a claim holds.
 
     `parts` has the unit and the report of the hardware that is present.
     """
@@ -620,7 +620,7 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
 
 
 def _set_problem(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> str:
-    """Return why device nodes are not the set that a policy describes."""
+    """Return the reason why device nodes are not the set that a policy describes."""
     for index, matcher in enumerate(spec.match):
         its = {host.unit or host.directory for host in hosts if is_matched([matcher], host)}
         if len(its) != 1:

@@ -80,7 +80,8 @@ def stale_reason(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
-    Return why an entry in any state is stale, or None if it is not stale or that is unknown.
+    Return the reason why an entry in any state is stale, or None if it is not stale or that is
+    unknown.
 
     `found` is the claim with the entry's name in the API server, or None. Only devices matter: if
     configs change for the same devices, the kubelet retries.

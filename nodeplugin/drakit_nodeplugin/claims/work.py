@@ -385,7 +385,7 @@ def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> C
 
 def refused(claim: StoredClaim, outcome: WriteOutcome, *, name_all_holders: bool) -> ClaimError:
     """
-    Return why a claim, or its CDI file, was not written.
+    Return the reason why a claim, or its CDI file, was not written.
 
     Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """

@@ -223,8 +223,8 @@ class DeviceManager:
 
     @property
     def stop_reason(self) -> str | None:
-        """Return why a needed endpoint is unavailable, or None if all are available or may still
-        appear."""
+        """Return the reason why a needed endpoint is unavailable, or None if all are available or
+        may still appear."""
         for state in self._endpoints.values():
             # An endpoint that is no longer configured is also unavailable, but not needed.
             needed = state.life.listed or state.name in self._expected

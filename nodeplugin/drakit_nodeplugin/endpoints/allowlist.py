@@ -59,8 +59,8 @@ class Rights:
     """Looks up a path of the host. May block."""
 
     def owner_problem(self, file: SocketFile) -> str | None:
-        """Return why its socket must not have this owner, with the remedy, as the end of a
-        sentence. None if the owner is correct."""
+        """Return the reason why its socket must not have this owner, with the remedy, as the end of
+        a sentence. None if the owner is correct."""
         owner = self.allowed.owner
         if file.uid == owner.uid and owner.gid in (None, file.gid):
             return None

@@ -302,8 +302,8 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return why the process must restart, or None: its sockets do not respond, or a driver
-        that another instance waits for does not end."""
+        """Return the reason why the process must restart, or None: its sockets do not respond, or a
+        driver that another instance waits for does not end."""
         return self._stuck or await self._server.probe()
 
     def readiness_problem(self) -> str | None:

@@ -266,8 +266,8 @@ class HostedDrivers:
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
-    """Return why a backend cannot have a name, or None. `own` are the drivers of the configuration,
-    `hosted` those of backends."""
+    """Return the reason why a backend cannot have a name, or None. `own` are the drivers of the
+    configuration, `hosted` those of backends."""
     if name in own:
         return f"the node plugin hosts driver {name} itself"
     if name not in hosted and len(hosted) >= MAX_BACKENDS:

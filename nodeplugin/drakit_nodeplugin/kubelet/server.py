@@ -78,7 +78,8 @@ class RegistrationStatus:
     """The reason that the kubelet gave for a rejection."""
 
     def readiness_problem(self) -> str | None:
-        """Return why the kubelet does not call the driver, or None if it is registered."""
+        """Return the reason why the kubelet does not call the driver, or None if it is
+        registered."""
         match self.state:
             case "registered":
                 return None

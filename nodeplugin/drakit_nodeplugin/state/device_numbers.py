@@ -124,7 +124,7 @@ class HeldNumbers:
 
     def admit(self, driver: str, claim: StoredClaim, *, held: bool) -> TakenNumber | None:
         """
-        Return why a claim cannot have its numbers, or None if it holds them from now on.
+        Return the reason why a claim cannot have its numbers, or None if it holds them from now on.
 
         `held` means that containers already use the claim's devices. The claim is then never
         refused, because that would only keep outdated numbers in its CDI file. :meth:`settle` must

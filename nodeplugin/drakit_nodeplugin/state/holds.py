@@ -286,7 +286,7 @@ class Rest:
 
 def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Held | None:
     """
-    Return why a claim conflicts with other rows, or None.
+    Return the reason why a claim conflicts with other rows, or None.
 
     Without `hardware`, devices are compared only by name.
     """

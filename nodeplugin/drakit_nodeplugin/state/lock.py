@@ -176,7 +176,7 @@ class DriverLock:
                 _unlock(descriptor)
 
     def _end_of_hold(self) -> _Asker | Literal["lost"] | None:
-        """Return why the hold may have to end, or None."""
+        """Return the reason why the hold may have to end, or None."""
         if self._descriptor is not None and not _is_at(self._data, self._descriptor):
             return "lost"
         return self._waiting()

@@ -522,7 +522,7 @@ class BackendDirectory:
         return name
 
     def _foreign(self, name: str, entry: str) -> str:
-        """Return why a name cannot be announced in the directory of an entry."""
+        """Return the reason why a name cannot be announced in the directory of an entry."""
         text = (
             f"it reports the name {name}, but only {self._drivers[entry]} can register in the "
             f"directory of backends.allowed.{entry}"
@@ -585,8 +585,8 @@ def _resource_text(resource: PolicyResource | None) -> str:
 
 
 async def unreachable(path: str) -> str | None:
-    """Return why a connection to a socket fails, as the end of a sentence, or None if it works. The
-    errors of gRPC are not sufficient to name a remedy."""
+    """Return the reason why a connection to a socket fails, as the end of a sentence, or None if it
+    works. The errors of gRPC are not sufficient to name a remedy."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:

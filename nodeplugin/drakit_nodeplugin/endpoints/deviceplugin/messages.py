@@ -284,7 +284,8 @@ def _hashed(text: str) -> str:
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource, or cannot be an attribute, or None."""
+    """Return the reason why this is not a name of an extended resource, or cannot be an attribute,
+    or None."""
     if problem := extended_resource_problem(name):
         return problem
     if len(name) > MAX_STRING_BYTES:

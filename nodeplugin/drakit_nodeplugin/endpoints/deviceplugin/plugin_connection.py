@@ -343,7 +343,7 @@ class PluginClient:
 
 
 def _ended(error: Exception) -> ConnectionEndedError:
-    """Return why a stream has ended."""
+    """Return the reason why a stream has ended."""
     match error:
         case CallFailedError() if error.code is grpc.StatusCode.CANCELLED:
             return ConnectionEndedError(CLOSED)

@@ -159,7 +159,7 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         )
 
     def _endpoint_problem(self, endpoint: str) -> str | None:
-        """Return why a plugin's socket cannot have this name, or None."""
+        """Return the reason why a plugin's socket cannot have this name, or None."""
         if endpoint in ("", ".", "..") or "/" in endpoint or not endpoint.isprintable():
             return "must be the name of a socket in the directory of kubelet.sock, without '/'"
         if endpoint == REGISTRATION_SOCKET:
@@ -230,7 +230,8 @@ class _Socket:
         return self._server is not None
 
     def loss(self) -> str | None:
-        """Return why the socket must be served again, or None if it is in place. Blocks."""
+        """Return the reason why the socket must be served again, or None if it is in place.
+        Blocks."""
         if self._descriptor is None:
             return "it is not served yet"
         if not _is_at(self._descriptor, self._directory):

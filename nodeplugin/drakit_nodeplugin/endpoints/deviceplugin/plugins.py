@@ -112,8 +112,8 @@ class KubeletResources:
         return self.bar(resource)
 
     def bar(self, resource: str) -> Bar | None:
-        """Return why a resource must not be used according to the last response, or None if it is
-        free."""
+        """Return the reason why a resource must not be used according to the last response, or None
+        if it is free."""
         if (served := self._named.get(resource)) is not None:
             self._had[resource] = None
             text = _of_kubelet(resource, served=served)
@@ -335,7 +335,7 @@ class DevicePlugins(Caller):
         """Implement :meth:`.HostedEndpoint.ended`."""
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """Return why no device can be prepared now, or None."""
+        """Return the reason why no device can be prepared now, or None."""
         if not self._plugins:
             reason = self._sockets.problem or "no device plugin has registered yet"
             return EndpointStoppedError(driver=self._driver, reason=reason)
@@ -388,7 +388,7 @@ class DevicePlugins(Caller):
         plugin.register(registration)
 
     def _foreign(self, resource: str, entry: str) -> str:
-        """Return why a resource cannot register in the directory of an entry."""
+        """Return the reason why a resource cannot register in the directory of an entry."""
         text = f"devicePlugins.plugins.{entry} does not list this resource"
         if (own := self._entries.get(resource)) is None:
             return f"{text}; add it to resources, or remove the program"
