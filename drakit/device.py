@@ -474,8 +474,8 @@ class Device:
     kernel gave the device a different number. The node plugin then calls `prepare` again for these
     claims, without `unprepare`, with a backoff of 1 s to 60 s, and rewrites their CDI files.
     Running containers keep the old edits, and can still open whichever device now has the old
-    number. Therefore, their claims continue to hold the old number, too. Keep this field set until
-    the nodes in `Driver.held_devices` show that the claims have the new edits."""
+    number. Therefore, their claims continue to hold the old number as well. Keep this field set
+    until the nodes in `Driver.held_devices` show that the claims have the new edits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

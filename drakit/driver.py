@@ -350,8 +350,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         ``finally``, and return quickly. A call that never awaits cannot be canceled.
 
         If a call raises, the claim is not prepared, and the node plugin calls `unprepare` for all
-        devices of the claim. An unhealthy device can be prepared, too, for a pod that tolerates its
-        taint: raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
+        devices of the claim. An unhealthy device can also be prepared, for a pod that tolerates its
+        taint. Raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
         claim is in use: return the new edits, and do not disturb the containers.
 
         The default returns `Device.edits`, and raises for a device that is no longer listed.

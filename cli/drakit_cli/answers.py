@@ -31,7 +31,7 @@ class UsageError(CommandError):
 
 @escaped_streams()
 def run(command: Callable[[], int], *, extra: str) -> int:
-    """Run a command that needs an extra of drakit; return the exit code."""
+    """Run a command that needs an extra of drakit. Return the exit code."""
     try:
         code = command()
         sys.stdout.flush()

@@ -19,7 +19,7 @@ from drakit_formats.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Print the problems of files and directories; return 1 if there are errors."""
+    """Print the problems of files and directories. Return 1 if there are errors."""
     problems = list(_problems(options.paths))
     if options.json:
         print(json.dumps({"problems": [asdict(problem) for problem in problems]}, indent=2))

@@ -255,7 +255,7 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file; return whether it existed."""
+    """Remove a file. Return whether it existed."""
     try:
         path.unlink()
     except FileNotFoundError:

@@ -25,7 +25,7 @@ _EXTRAS = {"conformance": "drakit[testing]"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code."""
+    """Run a command. Return the exit code."""
     options = parser().read(arguments)
     module, _, function = cast("str", options.command).rpartition(".")
 

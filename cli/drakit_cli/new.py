@@ -292,7 +292,7 @@ FORMS: tuple[Form, ...] = (PLUGIN, CONTAINER, GO)
 
 def project_of(name: str, *, driver: str | None, image: str | None, drakit: str) -> Project:
     """
-    Return the names in a project; raise UsageError if one of them is malformed.
+    Return the names in a project. Raises UsageError if one of them is malformed.
 
     :param drakit: the version of drakit for which the project is written.
     """

@@ -47,7 +47,7 @@ def package(options: argparse.Namespace) -> int:
 
 
 def _installed(folder: Path, target: Path, *, machine: str, scratch: Path) -> str:
-    """Install a package for the image; return the names and versions of the packages."""
+    """Install a package for the image. Return the names and versions of the packages."""
     pinned = _pinned()
     constraints = scratch / "constraints.txt"
     lines = (f"{name}=={version}\n" for name, version in pinned.items())

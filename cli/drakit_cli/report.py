@@ -56,7 +56,7 @@ _REDACTED = "(left out)"
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report; return 1 if a part could not be read."""
+    """Write the report. Return 1 if a part could not be read."""
     place = find_place(options)
     problems: list[str] = []
     parts = dict(_collected(place, problems))

@@ -92,7 +92,8 @@ class Components:
 
 
 def is_default(gate: str, minor: int | None) -> bool | None:
-    """Return whether a minor release enables a gate by default; None if the release is unknown."""
+    """Return whether a minor release enables a gate by default, or None if the release is
+    unknown."""
     since = GATES[gate].since
     return None if minor is None else since is not None and minor >= since
 

@@ -140,7 +140,7 @@ class Gathered:
     """Events about pods and claims."""
 
     absent: set[str] = field(default_factory=set[str])
-    """The kinds of drakit that the cluster does not serve, by plural name."""
+    """The plural names of the kinds of drakit that the cluster does not serve."""
 
     @property
     def minor(self) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from drakit_cli.kubectl.arguments import COMPLETE, parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code."""
+    """Run a command. Return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == [COMPLETE]:
         from drakit_cli.kubectl import completion

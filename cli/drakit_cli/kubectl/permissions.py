@@ -31,7 +31,7 @@ class Permission:
     verb: str
     group: str = ""
     resource: str = ""
-    """Empty for a path."""
+    """The plural name of the resource. Empty for a path."""
 
     namespace: str = ""
     name: str = ""

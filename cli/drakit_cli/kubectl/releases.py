@@ -199,7 +199,7 @@ class Release:
     workloads: tuple[Workload, ...] = ()
     all_pods: tuple[Pod, ...] = ()
     values: Values = field(default_factory=Values)
-    """The node plugin's values; empty if they are unknown."""
+    """The node plugin's values. Empty if they are unknown."""
 
     lease: str = ""
     """The Lease of the operator. Empty if unknown."""

@@ -121,7 +121,7 @@ class Calls(Protocol):
     exactly one. Pools have the driver's names. Two calls for the same device or counter set never
     run at the same time; other calls do.
 
-    A call returns a result for every claim of the batch, by UID. It may raise:
+    A call returns a result for every claim of the batch, keyed by UID. It may raise:
 
     * :class:`.DeviceFailedError`: the batch failed, with this sentence;
     * :class:`drakit.driver.DriverError`: the batch failed, and the message becomes the sentence;

@@ -72,7 +72,7 @@ _SEPARATE_NODES = ("gpio", "i2c-dev", "iio", "infiniband_mad", "tty")
 """Subsystems in which each node is a separate connector, chip or bus."""
 
 _MAX_IDENTITY = 256
-"""The limit of `DeviceNode.identity`."""
+"""The maximum length of `DeviceNode.identity`."""
 
 _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 """Kernel names without a number, or with one that stands for an address of the mainboard."""

@@ -211,7 +211,7 @@ def assign(
     Give each device a name, keyed by the key of its request, or None if it is unclear which device
     a claim holds.
 
-    :param before: the names of devices in the last scan, by key.
+    :param before: the names of devices in the last scan, with the same keys.
     """
     wanted = Counter(name_request.plain for name_request in requests)
     owners = {

@@ -162,7 +162,7 @@ class Selection:
         return self.devices.get(name) or self.copies.get(name)
 
     def policy_of(self, name: str) -> str | None:
-        """Return the policy of a device, published or not, by its name."""
+        """Return the policy of a device with this name, published or not."""
         refused = self.refused.get(name)
         found = self.find(name) or (refused and refused.published)
         return found.policy.name if found else None

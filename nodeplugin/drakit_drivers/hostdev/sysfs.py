@@ -143,7 +143,7 @@ class Sysfs:
         return Found(devices=tuple(devices), unreadable=unreadable)
 
     def block_directories(self) -> dict[str, Path]:
-        """The directories of all block devices and partitions of the host, by kernel name."""
+        """The directories of all block devices and partitions of the host, keyed by kernel name."""
         found = {entry.name: _resolved(entry) for entry in self._entries("block")}
         return {name: directory for name, directory in found.items() if directory}
 

@@ -83,7 +83,7 @@ class _Wanted:
 
     claim: ClaimReference
     devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
-    """Empty if the entries must be removed."""
+    """The results for the devices. Empty if the entries must be removed."""
 
     bytes: int
 

@@ -11,10 +11,10 @@ just started serves its list before it has read its pods, and adds them one by o
 prove that a claim is in use. Only complete lists prove that it is unused, and only if they agree
 for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
-The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more but
-that the kubelet still has to unprepare. The file can only add claims: if only the file is readable,
-a claim that is missing in it may still be in use. The file's format is private to the kubelet, so
-an unexpected format is rejected.
+The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any longer,
+but that the kubelet still has to unprepare. The file can only add claims: if only the file is
+readable, a claim that is missing in it may still be in use. The file's format is private to the
+kubelet, so an unexpected format is rejected.
 
 :mod:`drakit_nodeplugin.state.podresources` calls the kubelet; :mod:`.stale` and :mod:`.recovery`
 decide what happens at the end of a grace period. The module does not depend on gRPC.

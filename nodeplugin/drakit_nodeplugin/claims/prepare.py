@@ -381,7 +381,7 @@ class Preparing(Unpreparing):
         """
         Record the consumption of devices, and remove claims with unlisted devices from `due`.
 
-        A claim that containers already use is prepared in any case.
+        A claim that containers already use is always prepared.
         """
         parts, inventories = self._parts, self._parts.inventories
         # Inventories do not list devices in pools of other nodes.
@@ -582,7 +582,7 @@ class Preparing(Unpreparing):
 
     def _gone(self, due: _Due) -> StoredDevice | None:
         """Return a device that is published although the driver no longer lists it. A claim that
-        containers use is prepared in any case."""
+        containers use is always prepared."""
         is_gone = self._parts.inventories.is_gone
         devices = () if due.in_use else due.claim.devices
         return next((each for each in devices if is_gone(each.pool, each.device)), None)

@@ -152,8 +152,8 @@ class Unpreparing:
         claims: Collection[StoredClaim],
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo claims concurrently. `settled` gets each claim's result once, by UID, as soon as it
-        is known."""
+        """Undo claims concurrently. `settled` is called once with the UID and the result of each
+        claim, as soon as the result is known."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._mark_unpreparing(claims)
         if failed:

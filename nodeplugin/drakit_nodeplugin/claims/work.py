@@ -98,7 +98,7 @@ class ClaimResult:
     devices: tuple[KubeletDevice, ...] = ()
 
     prepared: tuple[PreparedDevice, ...] | None = field(default=None, compare=False)
-    """The driver's results, in the order of `devices`. Empty if the driver returned only edits;
+    """The driver's results, in the order of `devices`. Empty if the driver returned only edits, and
     None if it was not called. They are not sent to the kubelet."""
 
     error: str | None = None

@@ -25,8 +25,8 @@ class DeviceCounts:
     """Devices that new claims can get."""
 
     allocated: int = 0
-    """Devices that claims hold, or that share hardware with held devices. A device of which shares
-    are held is included."""
+    """Devices that claims hold, or that share hardware with held devices. This includes devices of
+    which claims hold shares."""
 
     tainted: int = 0
     """Healthy devices that no claim holds, with a taint in the slice that new pods do not
@@ -50,7 +50,7 @@ def count_devices(
 
     :param held: the devices that claims hold, keyed by pool, without those that they have for
         administrative access only.
-    :param hardware: the inventories; None if devices never share hardware.
+    :param hardware: the inventories, or None if devices never share hardware.
     """
     contents: Mapping[str, PoolContent] = {} if hardware is None else hardware.pools
     removed = {

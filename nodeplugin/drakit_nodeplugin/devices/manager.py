@@ -82,7 +82,7 @@ class DeviceManager:
 
         Pools are removed only after `set_sources_ready`. `reports_health` means that the driver
         reports the health of its devices. `on_rejected` receives the reasons for newly rejected
-        devices, by name.
+        devices, keyed by name.
         """
         self.driver = driver
         self.revision = Revision()

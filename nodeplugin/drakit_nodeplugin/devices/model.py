@@ -38,10 +38,10 @@ class DesiredDevice:
 
     name: str
     device: Device | None
-    """None if only the name is known, because the endpoint has been missing since a restart. The
-    published device remains unchanged except for the node plugin's taints. If none is published,
-    the device is omitted: without its attributes, it would break the selectors of all DeviceClasses
-    that read one."""
+    """The device. None if only its name is known, because the endpoint has been missing since a
+    restart. The published device then remains unchanged except for the node plugin's taints. If
+    none is published, the device is omitted, because without its attributes it would break the
+    selectors of all DeviceClasses that read one."""
 
     taints: tuple[StampedTaint, ...] = ()
     """All taints. If only the name is known, the driver's taints are missing."""
@@ -65,8 +65,8 @@ class DesiredPool:
     """Whether devices are published in this order. Otherwise, each slice lists them by name."""
 
     partition_type_attribute: str | None = ""
-    """None if the endpoint has been missing since a restart. The published attribute and the
-    published order of the devices then remain."""
+    """The attribute with the type of partitions. None if the endpoint has been missing since a
+    restart. The published attribute and the published order of the devices then remain."""
 
 
 def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:

@@ -76,7 +76,7 @@ class StoredPolicy:
 
     generation: int
     spec: Mapping[str, Any] | None
-    """None if it is missing or unreadable."""
+    """The spec. None if it is missing or unreadable."""
 
 
 def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] | None:
@@ -137,7 +137,7 @@ class CheckedPolicy:
 
     stored: StoredPolicy
     policy: Policy[Any] | None
-    """None if it is invalid."""
+    """The policy. None if it is invalid."""
 
     problem: str = ""
     """The reason why the policy is invalid."""

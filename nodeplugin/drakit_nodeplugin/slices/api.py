@@ -210,8 +210,8 @@ class SliceStore:
         return bool(before.keys() - self._slices.keys())
 
     def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
-        """Keep a slice that was read because `held` is outdated. If the store has another version
-        by now, keep the newer one."""
+        """Keep a slice that was read because `held` is outdated. If the store already has another
+        version, keep the newer one."""
         if self._slices.get(new.name) is held:
             self._slices[new.name] = new
         else:
@@ -508,7 +508,7 @@ class PoolWriter:
         return bool(named)
 
     def _rename(self, name: str, found: StoredSlice | None) -> None:
-        """Give new slices names that nobody can guess, from the next round on."""
+        """Give new slices unguessable names, from the next round on."""
         self.secret = secrets.token_bytes(16)
         if found is not None:  # otherwise it is already deleted, and may have been ours
             node = f"node {found.node}" if found.node else "not bound to one node"

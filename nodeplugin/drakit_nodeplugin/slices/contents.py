@@ -56,7 +56,7 @@ class StoredSlice:
 
     driver: str
     node: str
-    """Empty if the slice does not name one node."""
+    """The node that the slice names. Empty if it does not name a single node."""
 
     pool: str
     generation: int
@@ -473,8 +473,8 @@ def _rfc3339(seconds: int) -> str:
 def published_order(
     devices: Mapping[str, DesiredDevice], published: Iterable[str]
 ) -> dict[str, DesiredDevice]:
-    """Return the devices of a pool in the driver's order. Devices of which only the name is known
-    have an order only if they are published."""
+    """Return the devices of a pool in the driver's order. A device that is known only by name has
+    an order only if it is published."""
     listed = [name for name, each in devices.items() if each.device is not None]
     names = keep_places(listed, (name for name in published if name in devices))
     return {name: devices[name] for name in (*names, *devices)}

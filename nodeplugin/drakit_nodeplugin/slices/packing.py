@@ -2,14 +2,14 @@
 Splits a pool into ResourceSlices: decides which slice contains which device and counter set. Pure
 functions.
 
-A device keeps its slice while it exists and the API's limits allow it. A new device goes where it
-causes the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
-otherwise into the first slices with room. :mod:`.plan` decides what is written.
+A device keeps its slice while it exists and the API's limits allow it. A new device is placed where
+it causes the fewest writes: into a slice that is written anyway, otherwise into a single other
+slice, otherwise into the first slices with room. :mod:`.plan` decides what is written.
 
-If the driver orders its devices, the sequence of slices has exactly that order. Then a new device
-goes into the slice of a neighbor. If that is not possible, or if devices have moved across slices,
-the devices are distributed again. In that case several slices change, so all of them are written
-anyway.
+If the driver orders its devices, the sequence of slices has exactly that order. A new device is
+then placed in the slice of a neighbor. If that is not possible, or if devices have moved across
+slices, the devices are distributed again. In that case several slices change, so all of them are
+written anyway.
 
 Does not depend on the API server or attributes.
 """
@@ -52,14 +52,14 @@ class CurrentLayout:
     """The number of slices."""
 
     free: Collection[int] = ()
-    """Slices that are written in any case, whatever their content: missing slices, and slices that
+    """Slices that are written anyway, regardless of their content: missing slices, and slices that
     an interrupted round has left behind."""
 
     touched: Collection[int] = ()
     """Other slices whose content changes. If there is more than one, all slices are written."""
 
     rewritten: Collection[int] = ()
-    """Slices that are written in any case, but only because of their taints."""
+    """Slices that are written anyway, but only because of their taints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

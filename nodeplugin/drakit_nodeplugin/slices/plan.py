@@ -247,8 +247,8 @@ def planning(
     `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
     those that are not written for now, with the content that they would get. The plan avoids the
     features in `dropped`, and the devices in `refused` while they are published in the same way;
-    `refused` has the reasons. A pool without devices keeps one empty slice, which distinguishes a
-    driver without devices from a missing driver.
+    `refused` contains the reasons. A pool without devices keeps one empty slice, which
+    distinguishes a driver without devices from a missing driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)

@@ -75,8 +75,8 @@ class ClaimSpecs:
         return {uid: error for uid, error in failed.items() if error.errno not in no_name}
 
     def read(self, uid: str) -> str | None:
-        """Return the content of a claim's file. Empty if it is damaged; None if there is no file,
-        or it belongs to another program. Raises OSError."""
+        """Return the content of a claim's file: an empty string if it is damaged, and None if there
+        is no file, or it belongs to another program. Raises OSError."""
         try:
             text = self._directory.read_text(f"{self._prefix}{uid}.json")
         except ValueError:
@@ -100,7 +100,8 @@ class ClaimSpecs:
         """
         Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
 
-        Ignores files of other programs, whatever their names, but includes unreadable files.
+        Files of other programs are ignored, regardless of their names, but unreadable files are
+        included.
         """
         return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
 

@@ -95,8 +95,8 @@ class Checkpoint:
         self.damage: str | None = None
         """The cause of lost entries, until :meth:`rebuilt`. None if no entries were lost."""
         self.broken: str | None = None
-        """Damage that was detected after the open. Nothing is written any more: only opening the
-        checkpoint again, at a restart, can quarantine it."""
+        """Damage that was detected after the checkpoint was opened. Nothing more is written,
+        because only opening the checkpoint again, at a restart, can quarantine it."""
         self.unusable: str | None = None
         """The reason why the checkpoint is currently unusable (no space, no permission, a newer
         version), or None."""

@@ -237,7 +237,8 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
-    """Delete rows with these generations, in the caller's transaction. Return the others."""
+    """Delete rows that have these generations, in the caller's transaction. Return the UIDs of the
+    other rows."""
     ids: list[tuple[int]] = []
     others: list[str] = []
     for claim in claims:

@@ -178,7 +178,7 @@ class RegistrationSockets:
 
     @property
     def problem(self) -> str | None:
-        """Why a socket cannot be served, as a sentence, or None."""
+        """The reason why a socket cannot be served, as a sentence, or None."""
         return next((each.problem for each in self._sockets if each.problem is not None), None)
 
     @property

@@ -439,9 +439,9 @@ class DevicePlugins(Caller):
 
 
 class ClaimRouter:
-    """Routes calls to the plugins of the resources: a claim may have devices of several. Implements
-    :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of the plugins is
-    unavailable; an unprepare needs no plugin."""
+    """Routes calls to the plugins of the resources: a claim may have devices of several resources.
+    Implements :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of the plugins
+    is unavailable; an unprepare needs no plugin."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
