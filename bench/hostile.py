@@ -183,7 +183,7 @@ class _Observed:
     probe_seconds: float = 0.0
     peak_mib: float = 0.0
     created: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
-    """When innocent pods were created."""
+    """The times at which innocent pods were created."""
 
     explained: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
     """The seconds after which each pod had its Event."""

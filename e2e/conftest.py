@@ -22,7 +22,7 @@ MARKERS = ("needs", "gate", "kubernetes")
 """The markers of tests that need certain clusters."""
 
 TIMEOUT_SECONDS = 300
-"""Default time limit of a test on a cluster. The first test also starts the cluster and the
+"""Default time limit for a test on a cluster. The first test also starts the cluster and the
 releases."""
 
 

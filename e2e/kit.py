@@ -283,7 +283,7 @@ def slices(
 def devices(
     cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
 ) -> dict[str, dict[str, Any]]:
-    """Return a driver's published devices, by name."""
+    """Return a driver's published devices, keyed by name."""
     return {
         device["name"]: device
         for item in slices(cluster, node, driver=driver)

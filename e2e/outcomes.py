@@ -25,7 +25,8 @@ RESULTS = Path(__file__).with_name("results")
 PAGE = REPOSITORY / "docs" / "contributors" / "kubernetes-versions.md"
 
 REASONS: Mapping[tuple[str, str], str] = {}
-"""Why a test fails, by name of the results and regular expression for the test's name."""
+"""The reasons why tests fail, keyed by the name of the results and a regular expression for the
+test's name."""
 
 INTRODUCTION = """\
 ---
@@ -43,7 +44,7 @@ feature gates that they need, if the release has them. A test that needs a newer
 """
 
 Results = Mapping[str, Mapping[str, str]]
-"""The state of each test, by name of the results."""
+"""The state of each test, keyed by the name of the results."""
 
 
 class OutcomesError(Exception):

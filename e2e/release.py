@@ -111,7 +111,7 @@ def cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
 
 
 def only_on(nodes: Sequence[str]) -> dict[str, Any]:
-    """Return the affinity to some nodes, by name."""
+    """Return the affinity to the nodes with these names."""
     name = {"key": "metadata.name", "operator": "In"}
     terms = [{"matchFields": [{**name, "values": [node]}]} for node in nodes]
     required = {"nodeSelectorTerms": terms}

@@ -138,7 +138,7 @@ class Lab(Space):
             self._control(driver).unlink(missing_ok=True)
 
     def devices(self, driver: str = DRIVER) -> dict[str, dict[str, Any]]:
-        """Return a driver's published devices, by name."""
+        """Return a driver's published devices, keyed by name."""
         return devices(self.cluster, driver=driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:

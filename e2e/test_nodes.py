@@ -318,7 +318,7 @@ def raw(release, path: str) -> dict[str, Any]:
 
 @pytest.fixture
 def other_nodes(release, reports) -> Iterator[dict[str, list[Target]]]:
-    """The slices, a report and an Event of each node, in all versions, by node name."""
+    """The slices, a report and an Event of each node, in all versions, keyed by node."""
     found: dict[str, list[Target]] = {}
     made: list[tuple[str, str]] = []
     for node in release.nodes[:2]:

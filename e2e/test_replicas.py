@@ -97,7 +97,8 @@ class Write:
 
 
 def acquired(cluster: Cluster, *, after: str) -> float:
-    """Return when the next holder acquired the Lease, or infinity if it has not yet."""
+    """Return the time at which the next holder acquired the Lease, or infinity if it has not
+    yet."""
     spec = cluster.get("lease", LEASE, "-n", NAMESPACE)["spec"]
     if spec["holderIdentity"] in ("", after):
         return math.inf

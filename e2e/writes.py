@@ -107,7 +107,7 @@ def _count(cluster: Cluster, drivers: Collection[str]) -> Callable[[], SliceWrit
 
 
 def _generations(cluster: Cluster, drivers: Collection[str]) -> Mapping[str, int]:
-    """Return the generation of each slice of some drivers, by UID."""
+    """Return the generation of each slice of some drivers, keyed by UID."""
     return {
         body["metadata"]["uid"]: body["metadata"]["generation"]
         for body in cluster.get("resourceslices")["items"]

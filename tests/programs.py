@@ -15,7 +15,7 @@ from e2e.images.prometheus import prometheus_program
 
 
 def _without_go() -> str:
-    """Return why no program can be built here; an empty text if one can."""
+    """Return the reason why no program can be built here, or an empty string."""
     try:
         binaries.go_version()
     except ClusterError as error:

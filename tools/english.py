@@ -55,9 +55,26 @@ RULES = (
     _rule(r"\AIts?\b", "name the thing once, before a pronoun refers to it", docstrings_only=True),
     _rule(
         r"(?i:\b(?:return|yield|read|write|keep|remove|remember|forget|give)s? what\b(?! to\b))"
-        r"|\AWhat\b(?!.*\?)",
-        'name the thing: "Return the remembered state of an object"',
+        r"|\AWhat\b(?!.*\?)|\A(?:Returns?|Yields?) why\b|\bReturn when\b",
+        'name the thing: "Return the remembered state of an object", "the reason why", "the time"',
     ),
+    _rule(
+        r"\A(?:Why|Since when|Until when)\b(?!.*\?)|\AWhen\b[^,.]*(?:\.|, (?:in|on)\b)",
+        'name the thing: "The reason why ...", "The time at which ..."',
+        docstrings_only=True,
+    ),
+    _rule(
+        r"\b(?:length|size|time) limit of\b|\AThe limit of\b",
+        'write "the maximum number of", "the maximum length of" or "the time limit for"',
+    ),
+    _rule(
+        r", by (?:(?:its|their|the) )?(?:\w+ )?(?:names?|UIDs?|paths?|index|keys?)\b",
+        'write "keyed by" for a mapping, and "sorted by" for a list',
+        docstrings_only=True,
+    ),
+    _rule(r"\b(?:tak(?:e|es|ing)|lasts?) long\b", 'write "take a long time"'),
+    _rule(r"\b[Rr]eplace\b[^.;:]{1,60} by\b", 'write "replace ... with"'),
+    _rule(r"\bon a bug\b", 'write "if ... has a bug"'),
     _rule(
         rf"(?<!here )(?<!here's )\b(?:is|are|was|were) no {_NOUN}",
         'write "is not a ...", or "there is no ..."',

@@ -38,7 +38,7 @@ class Stubs:
     generate: Callable[[Path], None]
 
     def read(self, folder: Path) -> dict[Path, str]:
-        """Read all generated files below a folder, by their path within it."""
+        """Read all generated files below a folder, keyed by their path within it."""
         found = (path for pattern in self.patterns for path in folder.rglob(pattern))
         return {path.relative_to(folder): path.read_text() for path in sorted(found)}
 

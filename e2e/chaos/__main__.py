@@ -113,7 +113,7 @@ class Run:
     # ------------------------------------------------------------ faults
 
     def _inflict(self) -> None:
-        """Inject faults until the time is over. Return when all faults have ended."""
+        """Inject faults until the time is up, and wait until all faults have ended."""
         until = time.monotonic() + self._minutes * 60
         active: dict[Future[None], Fault] = {}
         with ThreadPoolExecutor(AT_ONCE) as threads:

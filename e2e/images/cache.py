@@ -1,5 +1,5 @@
 """
-The cache of artifacts that take long to build: folders named after their sources' digest.
+The cache of artifacts that take a long time to build: folders named after their sources' digest.
 
 A folder is created atomically, under a lock, so that two clones can build at the same time.
 """

@@ -44,7 +44,7 @@ VERDICTS: Mapping[str, tuple[Verdict, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Why specs did not pass."""
+    """The reasons why specs did not pass."""
 
     spec: str
     """A regular expression for whole names."""

@@ -161,7 +161,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
                 nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
 
     def _wait(self) -> None:
-        """Return when a device has failed, or when it is time to poll."""
+        """Wait until a device has failed, or until it is time to poll."""
         end = time.monotonic() + self.config.poll_seconds
         while (left := end - time.monotonic()) > 0 and not self._stopping:
             left = min(left, 1)

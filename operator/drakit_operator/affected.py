@@ -38,7 +38,7 @@ from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
 POLICY, REPORT, MAINTENANCE, DRIVER = "policy", "report", "maintenance", "driver"
-"""The concerns: kinds of objects, by the names that they have in the queue and in metrics."""
+"""The concerns: kinds of objects, with the names that they have in the queue and in metrics."""
 
 
 class Key(NamedTuple):

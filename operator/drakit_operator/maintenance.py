@@ -139,7 +139,7 @@ class _State:
     """The time at which the evictions started. 0 if there were none."""
 
     over: bool = False
-    """Whether the time limit of the evictions has passed."""
+    """Whether the time limit for the evictions has passed."""
 
     @property
     def pods(self) -> set[str]:

@@ -34,7 +34,7 @@ ENDING = "_main.json"
 
 DriverClass = type[Marking] | type[Plain]
 Claims = Mapping[str, tuple[str, ...]]
-"""Names of devices, by the UID of the claim that holds them."""
+"""Names of devices, keyed by the UID of the claim that holds them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

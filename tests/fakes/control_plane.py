@@ -421,7 +421,8 @@ class ControlPlane(FakeCluster):
         return found, f"0/{len(nodes)} nodes are available: {counted}."
 
     def _why_not(self, pod: Object, node: Object) -> str:
-        """Return why a node is filtered before devices are searched; the words are Kubernetes'."""
+        """Return the reason why a node is filtered before devices are searched, in Kubernetes'
+        words."""
         spec = pod["spec"]
         labels = node["metadata"].get("labels", {})
         required = _required(spec, "nodeAffinity")

@@ -60,10 +60,10 @@ class Situation:
     """The oldest Kubernetes release that has the situation, such as 1.35; `None` for all."""
 
     unreal: str = ""
-    """Why a real cluster does not have it; empty if it can."""
+    """The reason why a real cluster does not have the situation. Empty if it can have it."""
 
     silent: str = ""
-    """Why the operator does not say so in an Event; empty if it does."""
+    """The reason why the operator does not report it in an Event. Empty if it does."""
 
     @property
     def tried(self) -> bool:

@@ -17,7 +17,7 @@ from tools.reference import docstrings
 
 Schema = dict[str, Any]
 Rules = Mapping[str, Sequence[tuple[str, str]]]
-"""Rules in CEL, each with its error, by dotted path below the model (``match[].usb``)."""
+"""Rules in CEL, each with its error, keyed by the dotted path below the model (``match[].usb``)."""
 
 _KEPT = (
     "type",

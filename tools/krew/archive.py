@@ -37,10 +37,10 @@ OURS = (
     "explain/drakit_explain",
     "cli/drakit_cli",
 )
-"""Our packages that the plugin imports, by their path in the repository."""
+"""Our packages that the plugin imports, as paths in the repository."""
 
 UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "bin")
-"""Modules that `drakit_daemon.kube` never imports, by their path in the packages."""
+"""Modules that `drakit_daemon.kube` never imports, as paths in the packages."""
 
 
 @dataclass(frozen=True, kw_only=True)

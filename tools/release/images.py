@@ -210,7 +210,7 @@ def for_arm64(
 
     :param debian: the file system of the same Debian release for arm64.
     :param wheels: the wheels for arm64 of packages with extension modules.
-    :param programs: the Go programs for arm64, by name.
+    :param programs: the Go programs for arm64, keyed by name.
     :raises AssemblyError: there is no arm64 version of a file.
     """
     result: Files = {}

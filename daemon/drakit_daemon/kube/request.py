@@ -295,7 +295,7 @@ def _verb(method: str, *, named: bool) -> str:
 # ---------------------------------------------------------------- responses
 
 MAX_RESPONSE_BYTES = 32 * 2**20
-"""The default size limit of a response."""
+"""The default maximum size of a response."""
 
 
 _MANAGERS = b',"managedFields":['

@@ -141,7 +141,7 @@ class CallQueue:
     """Makes calls in order, each as a task that its caller can leave."""
 
     def __init__(self, *, limit_seconds: float) -> None:
-        """Create a queue. `limit_seconds` is the time limit of a call, from its start."""
+        """Create a queue. `limit_seconds` is the time limit for a call, from its start."""
         self._order = Order()
         self._limit_seconds = limit_seconds
         self._tasks: set[asyncio.Task[Any]] = set()

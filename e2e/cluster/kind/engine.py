@@ -198,7 +198,8 @@ def dockerd(root: Path, *, capped: bool) -> list[str]:
 
 
 def obstacle() -> str | None:
-    """Return why this machine cannot run a private engine, or None if no reason is known."""
+    """Return the reason why this machine cannot run a private engine, or None if no reason is
+    known."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "a private Docker engine needs Linux and root: install Docker instead"
     if not any(shutil.which(name, path=system_path()) for name in ("dockerd", "apt-get")):

@@ -67,7 +67,7 @@ class Host:
     mounts: Mapping[str, str]
     folders: Mapping[str, str]
     processes: Mapping[str, str]
-    """The programs of container engines that run, by name."""
+    """The programs of running container engines, keyed by name."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> "Host":

@@ -397,8 +397,8 @@ class DeviceManager:
         """
         Set the holds of claims in the pools in which a claim is still being unprepared.
 
-        Devices that such a claim blocks, by name or because of their hardware, have a taint until a
-        call without that claim.
+        If such a claim blocks devices, because of their names or their hardware, they have a taint
+        until a call without that claim.
         """
         by_pool: dict[str, list[HeldDevice]] = {}
         for each in held:

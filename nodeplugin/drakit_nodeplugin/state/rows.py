@@ -80,8 +80,8 @@ _Entry = tuple[StoredClaim, _Row | None]
 """A claim to write, and its current row."""
 
 Admit = Callable[[StoredClaim, bool], TakenNumber | None]
-"""Returns why a claim cannot have its device numbers. The second argument is whether containers
-already use its devices."""
+"""Returns the number because of which a claim must be refused, or None. The second argument is
+whether containers already use its devices."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from bench.attacks import ATTACKS, LEVELS, innocent, scene
 
 MAX_OBJECT = 1.5 * 2**20
-"""The limit of etcd for a request."""
+"""The maximum size of a request to etcd."""
 
 _CLAIM_NAME = re.compile(r'"resourceClaimName":"([^"]+)"')
 

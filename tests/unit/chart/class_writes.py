@@ -50,7 +50,7 @@ class Write:
     """The class that is written; None to delete the old one."""
 
     sentence: str = ""
-    """Why it is refused; empty if it is allowed."""
+    """The reason why it is refused. Empty if it is allowed."""
 
     def bodies(
         self, name: str, *, policy: str, uid: str, namespace_uid: str = "default"

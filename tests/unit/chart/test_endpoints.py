@@ -32,7 +32,7 @@ def classes(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def writable(objects: list[dict[str, Any]]) -> set[str]:
-    """The directories of the host that the plugin can write to, by their paths there."""
+    """The directories of the host that the plugin can write to, keyed by their paths there."""
     spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
     mounts = {m["name"]: m for m in spec["containers"][0]["volumeMounts"]}
     found = {

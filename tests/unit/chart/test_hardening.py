@@ -159,7 +159,7 @@ def test_egress_that_would_cut_off_the_pods_is_refused(refusal, policy, words):
 
 
 def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the specs of all pods, by the name of their workload."""
+    """Return the specs of all pods, keyed by the name of their workload."""
     return {
         body["metadata"]["name"]: body["spec"]["template"]["spec"]
         for body in objects

@@ -93,7 +93,7 @@ class Plugin:
         )
         self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimResult] = {}
-        """The results so far, by UID."""
+        """The results so far, keyed by UID."""
         self.steps: list[dict[str, float]] = []
         """The seconds of each step, of each prepare that has ended."""
         self.seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Why a pod waits: the cases, and the cases in which nothing may be reported."""
+"""The reasons why a pod waits, and the cases in which nothing may be reported."""
 
 from dataclasses import replace
 

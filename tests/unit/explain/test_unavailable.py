@@ -1,4 +1,5 @@
-"""Why published devices cannot be had: taints, partitions of used hardware, shares; and silence."""
+"""The reasons why published devices are unavailable: taints, partitions of used hardware, and
+shares. Also, the cases in which nothing is reported."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Why no device matches: slices that do not count, and selectors with a misspelt name or value."""
+"""The reasons why no device matches: slices that are not used, and selectors with a misspelt name
+or value."""
 
 from dataclasses import replace
 

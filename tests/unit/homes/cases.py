@@ -67,7 +67,7 @@ class Listed:
     words: Mapping[str, tuple[str, Mapping[str, str]]] = field(
         default_factory=dict[str, tuple[str, Mapping[str, str]]]
     )
-    """Why a home has other sentences, and which."""
+    """The reason why a home has other sentences, and the sentences."""
 
 
 ALL = Device(
@@ -295,7 +295,7 @@ class Called:
     go: Sequence[Answer] | None = None
     """The results of a driver in Go, if they differ."""
     why: str = ""
-    """Why they differ."""
+    """The reason why they differ."""
     not_in: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -455,7 +455,7 @@ class Configured:
     names: str = ""
     """The field."""
     only_go: str = ""
-    """Why a class in Python takes it."""
+    """The reason why a class in Python accepts it."""
 
 
 LAX = "pydantic reads a text or a flag as a number; a class can be strict"

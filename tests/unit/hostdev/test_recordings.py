@@ -25,7 +25,7 @@ PODS = [
 
 
 def example(file: str) -> dict[str, dict]:
-    """The policy of an example, by its name."""
+    """The policy of the example with this name."""
     body = yaml.safe_load((EXAMPLES / f"{file}.yaml").read_text())
     assert (body["apiVersion"], body["kind"]) == (crds.API_VERSION, "HostDevicePolicy")
     spec = HostDevicePolicySpec.model_validate(body["spec"])

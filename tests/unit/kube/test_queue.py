@@ -129,9 +129,9 @@ def owner_of(key):
 
 async def served(arrivals, *, costs, until=1000.0):
     """
-    Return when one worker takes each key, by key.
+    Return the time at which a single worker takes each key, keyed by the key.
 
-    :param arrivals: keys, by the time at which they are added.
+    :param arrivals: the keys that are added at each time.
     :param costs: the seconds that the keys of each owner take; 0.1 for all others.
     """
     queue, loop, taken = WorkQueue[str](owner_of=owner_of), asyncio.get_running_loop(), {}

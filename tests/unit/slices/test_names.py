@@ -39,7 +39,7 @@ def squat(published: Published, name: str, body: Mapping[str, Any] | None = None
 
 
 def own(published: Published) -> dict[str, dict[str, Any]]:
-    """The slices of the driver on the node, by name."""
+    """The slices of the driver on the node, keyed by name."""
     return {
         body["metadata"]["name"]: body
         for body in published.slices()

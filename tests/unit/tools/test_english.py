@@ -19,6 +19,13 @@ from tools.english import Passage, main, passages, problems
         "Of two with one name the first is kept.",
         "Return what is remembered of an object.",
         "What both daemons share.",
+        "Return why a node is not usable.",
+        "Find the pods. Return when more is due.",
+        "The length limit of a message.",
+        "The limit of concurrent connections.",
+        "A reset can take long.",
+        "Replace the devices by those of an inventory.",
+        "Continue even on a bug in the plugin.",
         "The age of a key is no sign of a hang.",
         "The holder, if the Lease has none.",
         "An empty user counts as false.",
@@ -53,6 +60,9 @@ def test_an_odd_wording_is_refused(text):
         "The work that must be done otherwise is a promise of precise rules.",
         "Return the prepared claims. The server answers within a second.",
         "Example::\n\n    beside = answer alone",
+        "When a driver stops, its devices remain. Returns when the server ends the watch.",
+        "The time limit for a call. Fields are replaced by their defaults.",
+        "Pods are selected by name, and devices are sorted by name.",
     ],
 )
 def test_a_usual_wording_is_accepted(text):
@@ -60,8 +70,17 @@ def test_a_usual_wording_is_accepted(text):
 
 
 @pytest.mark.parametrize(("is_docstring", "count"), [(True, 1), (False, 0)])
-def test_a_docstring_does_not_start_with_a_pronoun(is_docstring, count):
-    assert len(list(problems(Passage(1, "Its own problems.", is_docstring)))) == count
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Its own problems.",
+        "Why the driver is stopped.",
+        "When the driver stopped, in seconds.",
+        "Return the claims, by UID.",
+    ],
+)
+def test_a_docstring_names_what_it_describes(text, is_docstring, count):
+    assert len(list(problems(Passage(1, text, is_docstring)))) == count
 
 
 def test_docstrings_and_comments_are_found_where_they_stand():
