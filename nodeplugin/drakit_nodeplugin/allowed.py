@@ -102,7 +102,7 @@ class OwnerSettings(Settings):
     """The user ID on the node."""
 
     gid: Identifier | None = None
-    """The group ID on the node. If null, any group."""
+    """The group ID on the node. If null, any group is accepted."""
 
 
 class AllowedEndpoint(Settings):

@@ -1,7 +1,7 @@
 """
 The composition root of the node plugin: starts and stops all parts in order.
 
-1. Load the drivers and check their configurations; an invalid configuration ends the start.
+1. Load the drivers and check their configurations; an invalid configuration aborts the start.
    :mod:`drakit_nodeplugin.host.drivers` hosts them, and the backends that appear later.
 2. For each driver: create the sockets (within a second of the start), take the lock, open the
    checkpoint, restore CDI files, and start the driver.

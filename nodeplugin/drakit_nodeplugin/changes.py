@@ -8,8 +8,8 @@ A :class:`FilePoller` polls the files of all drivers in the process, with one th
 Other processes may remove or change these files without notice: sockets, locks, CDI files and a
 checkpoint. A check takes a few microseconds; a round trip to a thread takes about a hundred. With
 fifty drivers, separate round trips would cost a few percent of a core. So one thread runs all
-checks, and wakes only the waiters that have something to do. Checks that can hang together, because
-they use the same disk, share a poller. Checks of another disk need a separate poller.
+checks, and wakes only the waiters that have something to do. Checks that use the same disk, and can
+therefore hang together, share a poller. Checks of another disk need a separate poller.
 
 :class:`FileWatch` is the check for files whose modification time is sufficient.
 """
@@ -111,7 +111,7 @@ class FileWatch:
     """
     Detects changes of files and directories by their change time only.
 
-    This costs less than opening the files, and needs no handling of lost inotify events.
+    This costs less than opening the files, and does not require handling of lost inotify events.
     """
 
     def __init__(self, *paths: Path, settled_seconds: float) -> None:

@@ -1,5 +1,5 @@
 """
-The node plugin's configuration: one file, some flags, some of the pod's environment.
+The node plugin's configuration: one file, some flags, and some environment variables of the pod.
 
 The composition root reads it once. If a key is unknown or a value is invalid, the plugin does not
 start, and reports the file, key and reason.
@@ -29,8 +29,9 @@ from drakit.settings import (
 from drakit.settings import SettingsError as ConfigError
 
 SOCKET_NAME_BYTES = 24
-"""Bytes that the path of an entry's directory must leave for the name of a socket. The node plugin
-does not need them, but a program that mounts the directory at the host's path does."""
+"""The number of bytes that the path of an entry's directory must leave for the name of a socket.
+The node plugin does not need them, but a program that mounts the directory at the host's path
+does."""
 
 
 MAX_BACKENDS = 64

@@ -42,8 +42,9 @@ RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay before a write is retried."""
 
 MAX_REFUSALS = 5
-"""Attempts of a write that the API server rejects because of a permission, a policy or an invalid
-value. The permission may have just been granted, but every node repeats the write."""
+"""The maximum number of attempts for a write that the API server rejects because of a permission, a
+policy or an invalid value. The permission may have just been granted, but every node repeats the
+write."""
 
 READ_SECONDS = 15.0
 """Time limit for reading a claim."""

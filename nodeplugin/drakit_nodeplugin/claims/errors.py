@@ -22,7 +22,8 @@ class ClaimError(Exception):
 
 
 class ClaimFetchError(ClaimError):
-    """The API server rejected the read or returned something else. The checkpoint decides."""
+    """The API server rejected the read, or returned an unusable response. The checkpoint
+    decides."""
 
     reason = "ClaimNotRead"
 
@@ -33,7 +34,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoResponseError(ClaimFetchError):
-    """The API server did not respond. Don't send it more requests now."""
+    """The API server did not respond. Don't send it further requests for now."""
 
 
 class ClaimGoneError(ClaimFetchError):

@@ -1,14 +1,14 @@
 """
 Prepares the claims of a pod, so that its containers can use their devices.
 
-A batch takes the same few steps, whatever its size:
+A batch takes the same few steps, regardless of its size:
 
     entries read -> claims fetched -> intent stored -> driver -> result stored, CDI files written
 
 The result is stored before the files are written, so that every file has an entry. If a crash
 leaves an entry without its file, the file is restored. After a crash, the intent shows which work a
-driver may have begun. Drivers with nothing to undo need no intent. A claim that fails gets its own
-error and is undone; the others continue.
+driver may have begun. Drivers that have nothing to undo do not need an intent. A claim that fails
+gets a separate error and is undone, and the other claims continue.
 
 :mod:`.queue` decides when to work on a claim; :mod:`.unprepare` undoes claims.
 
@@ -78,7 +78,7 @@ late, and the kubelet retries only after 90 s."""
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Due:
-    """A claim of a batch that the driver must prepare."""
+    """A claim in a batch that the driver must prepare."""
 
     work: ClaimWork
     claim: StoredClaim
@@ -89,7 +89,7 @@ class _Due:
 
     in_use: bool = False
     """Whether the claim was prepared in this boot. Containers may be using it, so a failure must
-    not take it from them."""
+    not take it away from them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +140,8 @@ class Preparing(Unpreparing):
         Prepare claims that are already prepared in this boot a second time, without an unprepare.
 
         The row gets the new edits first, and then the CDI file. After a crash in between, the next
-        start replaces the file. A claim that is no longer prepared needs nothing. The same applies
-        if its requests and configs are unknown: it is prepared when the kubelet asks.
+        start replaces the file. Claims that are no longer prepared are skipped. So are claims whose
+        requests and configs are unknown, because they are prepared when the kubelet asks.
         """
         known = await self._find(works)
         if known is None:
@@ -166,7 +166,7 @@ class Preparing(Unpreparing):
         work.refuse(error)
 
     def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
-        """Return whether a claim was abandoned; if so, refuse it."""
+        """Return whether a claim was abandoned. If so, refuse it."""
         if work.abandoned:
             self._refuse(work, AbandonedError(claim=str(claim)))
         return work.abandoned
@@ -190,7 +190,7 @@ class Preparing(Unpreparing):
     async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
         work.begin_step("fetch")
         reference = work.claim
-        # An entry that only the kubelet confirmed has unknown requests.
+        # If only the kubelet has confirmed an entry, its requests are unknown.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
@@ -213,7 +213,8 @@ class Preparing(Unpreparing):
                 return wanted(data=self._parts.devices.traits.claim_data)
             except ClaimTooLargeError:
                 # Users can add data after a claim was prepared, and a backend that is not connected
-                # yet may not need the data. A claim that is already prepared needs no driver.
+                # yet may not need the data. A claim that is already prepared does not need a
+                # driver.
                 if usable is None or next_step(usable, new=wanted()) is not Step.CONFIRM:
                     raise
                 return usable
@@ -328,7 +329,8 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ the work
 
     async def _work(self, claims: Collection[_Due]) -> None:
-        """Prepare claims with the driver: intent, call, result, CDI files."""
+        """Prepare claims with the driver: store the intent, call the driver, store the result,
+        write CDI files."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
             # Refuse these before anything is stored. Otherwise, no driver could confirm the
             # rollback.
@@ -437,7 +439,8 @@ class Preparing(Unpreparing):
     def _prepared(
         self, due: _Due, result: Sequence[PreparedDevice] | CallError
     ) -> StoredClaim | ClaimError:
-        """Return the prepared claim with its CDI spec, from the result of its call."""
+        """Return the prepared claim with its CDI spec, created from the result of the driver's
+        call."""
         claim = due.claim
         if due.work.abandoned:
             return AbandonedError(claim=str(claim))
@@ -592,9 +595,9 @@ class Preparing(Unpreparing):
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:
         """
-        Undo a claim that failed halfway, then return its error. The unprepare that waits for an
-        abandoned claim undoes it. If a claim cannot be undone now, its entry remains, and
-        :mod:`.recovery` continues from it.
+        Undo a claim that failed halfway, then set its error as the result. An abandoned claim is
+        undone by the unprepare that is waiting for it. If a claim cannot be undone now, its entry
+        remains, and :mod:`.recovery` continues from it.
         """
         due.work.begin_step("undo")
         stored = due.claim.generation > 0 and not due.in_use

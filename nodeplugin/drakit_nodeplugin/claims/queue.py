@@ -4,8 +4,9 @@ The claim queue of one driver: all work on claims waits here for its turn.
 The kubelet's deadline ends only the call. The queue owns the work, which continues. A call joins
 the last operation in the claim's queue if both have the same kind. Any other call waits for its
 turn, and an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of
-CDI files and the collector of stale claims take turns in the same queue. Claims of one call share a
-batch, but each has its own result. A slow claim delays the others only until the call's timeout.
+CDI files and the collector of stale claims take turns in the same queue. The claims of one call
+share a batch, but each has a separate result. A slow claim delays the other claims only until the
+call's timeout.
 
 :mod:`drakit_driver.runtime.order` implements the order. :mod:`.prepare` and :mod:`.unprepare` do
 the work on a claim, and order driver calls by hardware. :mod:`drakit_nodeplugin.kubelet.dra`
@@ -49,7 +50,7 @@ MAX_WAITING = 4
 restart needs three: prepare, unprepare, prepare. Queues are longer only if a driver hangs."""
 
 SLOW_SECONDS = 180.0
-"""Time after which work is reported as slow: two attempts of the kubelet, 90 s apart."""
+"""Time after which work is reported as slow: two attempts by the kubelet, 90 s apart."""
 
 RESTART = (
     "restart the driver's pod on this node, which is the node plugin's if the driver runs in it"
@@ -57,7 +58,7 @@ RESTART = (
 """The remedy for a driver that hangs."""
 
 NOT_DONE = "NotDone"
-"""The reason of a result that proves nothing about the claim: its work continues, or was
+"""The reason in a result that proves nothing about the claim: its work continues, or was
 canceled."""
 
 
@@ -103,7 +104,7 @@ class ClaimQueue:
         on_steps: Callable[[Mapping[Step, float]], None] = lambda _: None,
     ) -> None:
         """
-        :param engine: must use the same order for the hardware of claims.
+        :param engine: the engine. It must use the same order for the hardware of claims.
         :param on_steps: called with the seconds of each step of a prepare, after the prepare.
         """
         self._driver = driver
@@ -148,8 +149,8 @@ class ClaimQueue:
         return self._order.idle.is_set()
 
     async def cancel(self) -> None:
-        """Cancel the work in flight. The checkpoint contains the begun work, and the next active
-        instance finishes or undoes it."""
+        """Cancel the work in flight. The checkpoint contains the work that has begun, and the next
+        active instance finishes or undoes it."""
         left = self._work_turns()
         if not self._tasks and not left:
             return
@@ -177,8 +178,8 @@ class ClaimQueue:
         """
         Undo entries that a crash, or an unavailable driver, left in a state.
 
-        The result omits claims that need no undo: work on them is in flight, or they have left that
-        state.
+        The result omits claims that do not need to be undone, because work on them is in flight, or
+        because they have left that state.
         """
         held = [uid for uid in uids if self.take(uid)]
         undone: dict[str, Undone] = {}
@@ -223,7 +224,7 @@ class ClaimQueue:
 
     async def prepare_again(self, claim: ClaimReference) -> ClaimResult:
         """Prepare a prepared claim a second time, after all earlier turns. Meanwhile, the kubelet's
-        calls for it wait; an unprepare abandons this work."""
+        calls for the claim wait. An unprepare abandons this work."""
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
         turn = self._new("prepare", claim, again=True)
@@ -261,8 +262,8 @@ class ClaimQueue:
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
     ) -> dict[str, _WorkTurn]:
-        """Find or begin the work of each claim. A claim is missing if too many turns wait for
-        it."""
+        """Find or begin the work on each claim. A claim is missing in the result if too many turns
+        wait for it."""
         turns: dict[str, _WorkTurn] = {}
         free: list[_WorkTurn] = []
         joined: set[str] = set()
@@ -385,7 +386,8 @@ class ClaimQueue:
                     "seconds": round(seconds, 3),
                 },
             )
-        # A second prepare of a claim that is not prepared does nothing, and proves nothing.
+        # A second prepare of a claim that is not prepared does nothing, so its result proves
+        # nothing.
         nothing = work.again and answer.error is None and not answer.devices
         if answer.reason == NOT_DONE or nothing:
             return

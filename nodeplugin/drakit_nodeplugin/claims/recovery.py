@@ -17,8 +17,8 @@ same applies to metadata files.
 an entry shows that entries were lost. Its containers may be running, so the plugin removes the file
 only after a grace period without a sign of use. Files of other programs are never removed.
 
-**Lost entries.** After damage of the checkpoint, :class:`Rebuilder` restores the entries from the
-sources that still have them:
+**Lost entries.** After the checkpoint was damaged, :class:`Rebuilder` restores the entries from the
+sources that still contain them:
 
     kubelet's podresources   the claims that containers use, their devices, and the CDI devices of
                              others
@@ -26,12 +26,12 @@ sources that still have them:
     API server               the rest of a claim: requests, configs, admin access
 
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
-server's confirmation, its entry has devices and no requests or configs: enough to refuse the
-devices to other claims and to unprepare the claim. The kubelet's calls wait for a rebuild, but a
-rebuild never prevents the daemon from starting. :mod:`drakit_nodeplugin.state.quarantine` decides
-that entries were lost.
+server's confirmation, its entry contains devices, but no requests or configs. This is enough to
+refuse the devices to other claims and to unprepare the claim. The kubelet's calls wait for a
+rebuild, but a rebuild never prevents the daemon from starting.
+:mod:`drakit_nodeplugin.state.quarantine` decides that entries were lost.
 
-:mod:`.unprepare` undoes a claim; :mod:`.stale` decides whether a prepared one is still wanted;
+:mod:`.unprepare` undoes a claim; :mod:`.stale` decides whether a prepared claim is still needed;
 :mod:`drakit_nodeplugin.state.cdi_files` reads and writes files. The module does not depend on
 drivers, HTTP or gRPC.
 """
@@ -94,7 +94,7 @@ class Recovery:
         hangs would block the others."""
 
         self._left = True
-        """Whether the last check left an entry or failed."""
+        """Whether the last check left unfinished entries or failed."""
 
     async def recover(self) -> int:
         """Check once. Return the number of entries that are still unfinished."""
@@ -187,8 +187,8 @@ class SpecRestorer:
         Write the missing files, and return their number. With `compare`, also replace files whose
         content does not match their row.
 
-        Restores only claims of this boot. After a reboot, their devices must be prepared again
-        first, and the kubelet asks for that.
+        Restores only the files of claims that were prepared in this boot. After a reboot, the
+        devices must be prepared again first, at the kubelet's request.
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await asyncio.to_thread(self._specs.uids)
@@ -215,8 +215,8 @@ class SpecRestorer:
         Remove half-written files, and metadata files that have neither an entry nor a CDI file.
         Call this before any work on claims. Raises CheckpointError, OSError.
 
-        Such metadata files remain if entries are lost and the node reboots. Containers cannot get
-        them, but nothing else would remove them.
+        Such metadata files remain if entries are lost and the node reboots. Containers cannot
+        access them, but nothing else would remove them.
         """
         await asyncio.to_thread(self._specs.clean)
         needed = await self._checkpoint.uids() | await asyncio.to_thread(self._specs.uids)
@@ -347,11 +347,11 @@ def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
 # ---------------------------------------------------------------- lost entries
 
 REBUILD_SECONDS = 15.0
-"""Time limit for one attempt. Calls of the kubelet, which have 45 s, wait for it."""
+"""Time limit for one attempt. The kubelet's calls, which have 45 s, wait for it."""
 
 FETCH_SECONDS = 7.0
-"""Time limit for reading all claims from the API server. The query to the kubelet before it can
-take 5 s."""
+"""Time limit for reading all claims from the API server. The query to the kubelet that precedes it
+can take 5 s."""
 
 LABELS_SECONDS = 4.0
 """Time limit for reading the node's labels, which node selectors of claims need."""
@@ -433,8 +433,8 @@ class Rebuilder:
             damage = self._checkpoint.damage
             if damage is None:
                 rebuilt.clear()
-                # Entries can be lost at any time. For example, the checkpoint opens late after a
-                # full disk.
+                # Entries can be lost at any time, for example if the checkpoint opens late because
+                # the disk was full.
                 await poller.until(lambda: self._checkpoint.damage is not None)
                 continue
             self.damaged = True
@@ -449,7 +449,7 @@ class Rebuilder:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _attempt(self, *, last: bool) -> tuple[str, bool]:
-        """Rebuild once. Return the outcome, and whether a later attempt cannot find more."""
+        """Rebuild once. Return the outcome, and whether a later attempt would not find more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LABELS_SECONDS):
                 while self._parts.node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
@@ -567,7 +567,7 @@ class Rebuilder:
         )
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
-        """Write the entries. Return those that are in the checkpoint afterwards."""
+        """Write the entries. Return the entries that are in the checkpoint afterwards."""
         # Write confirmed claims first, then claims that the kubelet lists as shares. If two claims
         # have the same device, the one whose write is refused must have admin access.
         ordered = sorted(entries, key=_uncertainty)
@@ -581,13 +581,13 @@ class Rebuilder:
             if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
-        # The kubelet's calls have written these in the meantime.
+        # In the meantime, the kubelet's calls have written these.
         known = await self._checkpoint.find([*outcome.changed, *second.changed])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
 
 
 def _uncertainty(entry: StoredClaim) -> int:
-    """Rank an entry by how uncertain its holds are."""
+    """Return a rank of an entry that expresses the uncertainty of its holds."""
     if entry.rebuilt == "confirmed":
         return 0
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
@@ -610,7 +610,7 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
 
 
 def _with_numbers(entry: StoredClaim) -> StoredClaim:
-    """Add the device numbers of the CDI file, which lists devices in the order of the allocation.
+    """Add the device numbers in the CDI file, which lists devices in the order of the allocation.
     If the kubelet lists only some of the devices, the first one gets all numbers."""
     if not entry.cdi_spec or not entry.devices:
         return entry

@@ -42,7 +42,7 @@ class ApiClaims:
     Reads claims in the served API version, through a session that may not be connected yet.
 
     It assumes ``v1``, which every cluster since 1.34 serves, so that no claim waits for discovery.
-    It queries the served versions only if the API is missing, and not just the claim.
+    It queries the served versions only if the API itself is missing, not only the claim.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ApiClaims:
                 async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
             return await self._get(reference, until=until)
-        # the response for this claim, for example nested too deeply
+        # the response for this claim is unreadable, for example nested too deeply
         except UnreadableError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):

@@ -124,7 +124,7 @@ class StaleCollector:
     """
     Finds stale claims of one driver, and passes them on to be unprepared.
 
-    Between two checks, an entry that is not stale costs nothing. The collector does not ask the API
+    An entry that is not stale has no cost between two checks. The collector does not ask the API
     server about claims that the kubelet lists.
     """
 
@@ -141,8 +141,8 @@ class StaleCollector:
     ) -> None:
         """
         Create a collector. `registered` is set once the kubelet has registered the driver. Each
-        check calls `remove_orphans` first. `unprepare` gets an entry as it was read, and returns
-        whether it is gone; it must not change an entry that has changed since.
+        check calls `remove_orphans` first. `unprepare` receives an entry as it was read, and
+        returns whether the entry is gone. It must not change an entry that has changed since.
         """
         self._driver = parts.driver
         self._node = parts.node
@@ -207,8 +207,8 @@ class StaleCollector:
     async def _reasons_of(
         self, entries: Sequence[StoredClaim]
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
-        """Ask the API server about claims. Return its verdicts, and whether it did not respond at
-        all. If it did not respond, it is unavailable or overloaded, so stop asking."""
+        """Ask the API server about claims. Return its verdicts, and whether it did not respond. In
+        that case, the server is unavailable or overloaded, so stop asking."""
         limiter = self._limiter or RateLimiter(burst=1, per_second=FETCHES_PER_SECOND)
         self._limiter = limiter
         reasons: dict[str, StaleReason | None] = {}
@@ -247,7 +247,7 @@ class StaleCollector:
     def _is_due(
         self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
     ) -> bool:
-        """Record the verdict on an entry; return whether its grace period has ended."""
+        """Record the verdict on an entry. Return whether its grace period has ended."""
         if reason is None:
             self._suspects.pop(entry.uid, None)
             return False
@@ -263,7 +263,7 @@ class StaleCollector:
 
     async def _listed(self) -> KubeletClaims:
         """Ask the kubelet. An incomplete list ends all grace periods, including those of entries
-        that this poll does not decide."""
+        that this poll has not reached."""
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
             # The kubelet has just started, so earlier checks are no longer valid.

@@ -1,8 +1,8 @@
 """
-Unprepares claims: releases the devices of a checkpoint entry, whatever its state.
+Unprepares claims: releases the devices of a checkpoint entry, regardless of its state.
 
 The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway,
-reallocated claims, entries that a crash left, and stale claims. It needs only the entry, and
+reallocated claims, entries that a crash left, and stale claims. It needs only the entry, but
 neither the API server nor the claim object.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
@@ -50,8 +50,8 @@ class Undone:
     """The error that prevents the removal of the entry. None if the entry is gone."""
 
     waiting: bool = False
-    """The driver is unavailable, or still releasing a device. Containers no longer get any part of
-    the claim, but its devices remain held until the driver has confirmed."""
+    """Whether the driver is unavailable, or still releasing a device. Containers no longer get any
+    part of the claim, but its devices remain held until the driver has confirmed."""
 
 
 class Unpreparing:
@@ -91,7 +91,8 @@ class Unpreparing:
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
-        Wait until a damaged checkpoint is rebuilt. If that takes too long, refuse the works.
+        Wait until a damaged checkpoint is rebuilt. If that takes too long, refuse the requested
+        work.
 
         Devices whose entry is missing must not be prepared for other claims, and must not be
         reported as unprepared.
@@ -118,8 +119,8 @@ class Unpreparing:
             "error": str(undone.error),
         }
         if undone.waiting:
-            # The containers are gone, so the pod can end. Other claims cannot get the devices until
-            # the driver has confirmed.
+            # The containers are gone, so the pod can terminate. Other claims cannot get the devices
+            # until the driver has confirmed.
             logger.warning("claim stays unpreparing until its driver confirms", extra=facts)
             work.finish(ClaimResult())
         else:
@@ -211,8 +212,8 @@ class Unpreparing:
         return claim.side_effects or self._parts.devices.traits.side_effects
 
     def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
-        """Complete a rebuilt entry with the counter sets of its devices, which exclude other
-        calls."""
+        """Complete a rebuilt entry with the counter sets of its devices, because calls for the same
+        counter sets must not overlap."""
         if any(device.consumes is None for device in claim.devices):
             parts = self._parts
             node = parts.node.name if parts.devices.traits.network_devices else None
@@ -226,11 +227,11 @@ class Unpreparing:
         errors: Mapping[str, ClaimError],
         rolled_back: Collection[str],
     ) -> Mapping[str, Undone]:
-        """Remove files and entries of the claims whose driver has confirmed, in one step. The
+        """Remove the files and entries of the claims whose driver has confirmed, in one step. The
         claims in `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            # The pod can end even though the driver has not confirmed.
+            # The pod can terminate even though the driver has not confirmed.
             cause = error.__cause__
             pending = isinstance(cause, DeviceFailedError) and cause.pending
             if pending or isinstance(cause, EndpointStoppedError):

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 FIRST_GROUP_SECONDS = 0.02
-"""How long the first group of results waits for unfinished calls. The time doubles from group to
+"""How long the first group of results waits for unfinished calls. The time doubles for each further
 group."""
 
 LONGEST_GROUP_SECONDS = 1.0
@@ -81,7 +81,8 @@ class KubeletDevice:
     """A device of a prepared claim, in the form that the kubelet expects."""
 
     requests: tuple[str, ...]
-    """Base request names, without ``/subrequest``, because pods refer to those."""
+    """Base request names, without ``/subrequest``, because pods refer to requests by these
+    names."""
 
     pool: str
     device: str
@@ -132,10 +133,10 @@ class ClaimWork:
     """Set once, as soon as this claim is done, even if its batch is not."""
 
     abandoned: bool = False
-    """Whether an unprepare waits for this work, which must then end soon, with an error."""
+    """Whether an unprepare waits for this work. If so, the work must end soon, with an error."""
 
     on_abandon: Callable[[], object] | None = None
-    """Ends the current wait of the work, while the wait can be abandoned."""
+    """Ends the current wait. Set only while the work waits for something that can be abandoned."""
 
     on_result: Callable[[ClaimResult], None] | None = None
     """Called immediately with the result. It must return immediately, and must not raise."""
@@ -205,7 +206,7 @@ class ClaimDependencies:
 
 
 async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run coroutines concurrently. A single coroutine needs no task."""
+    """Run coroutines concurrently. A single coroutine does not need a task."""
     if len(works) == 1:
         return [await works[0]]
     async with asyncio.TaskGroup() as group:
@@ -216,7 +217,7 @@ async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> lis
 async def workers(
     work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
 ) -> None:
-    """Run a worker that takes items from a queue, in at most `parallel` tasks."""
+    """Process the items of a queue with a worker, in at most `parallel` tasks."""
     async with asyncio.TaskGroup() as group:
         for _ in range(min(parallel, items)):
             group.create_task(work())
@@ -254,8 +255,9 @@ async def call_driver(
     If the driver takes batches, all claims that need not wait share one call, which has one place
     for all of their hardware. Each other claim has a separate call.
 
-    `on_results` gets the results by UID, in groups. Calls that end at the same time, as in a batch,
-    form one group, so that one transaction stores them. A slow call delays the others only briefly.
+    `on_results` receives the results, keyed by UID, in groups. Calls that end at the same time, as
+    in a batch, form one group, so that one transaction stores them. A slow call delays the other
+    calls only briefly.
     """
     places: list[_CallPlace] = []
     for claim in claims:
@@ -344,8 +346,8 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[KubeletDevi
     """
     Return the devices of an entry in the form that the kubelet expects.
 
-    A container gets all devices of a claim, or those of one request. The kubelet passes on a CDI
-    name as often as it is listed, so each request lists it once.
+    A container gets all devices of a claim, or those of one request. The kubelet does not
+    deduplicate CDI names, so each request lists a name only once.
     """
     listed: set[tuple[str, str]] = set()
     devices: list[KubeletDevice] = []
@@ -366,7 +368,7 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[KubeletDevi
 
 
 def driver_failed(claim: StoredClaim, cause: CallError) -> DriverFailedError:
-    """Return the error for a claim that the driver could not handle; the cause is chained."""
+    """Return the error for a claim that the driver could not handle. The cause is chained."""
     bad = isinstance(cause, BadParametersError)
     index = cause.index if isinstance(cause, DeviceFailedError) else None
     error = (BadParametersFailedError if bad else DriverFailedError)(
@@ -387,7 +389,7 @@ def refused(claim: StoredClaim, outcome: WriteOutcome, *, name_all_holders: bool
     """
     Return the reason why a claim, or its CDI file, was not written.
 
-    Unless `name_all_holders`, a holder in another namespace is named only by its UID.
+    Unless `name_all_holders` is set, a holder in another namespace is identified only by its UID.
     """
     if claim.uid in outcome.file_errors:
         return SpecFailedError(claim=str(claim), cause=str(outcome.file_errors[claim.uid]))
@@ -434,8 +436,8 @@ def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_hol
 
 
 def facts_of(driver: str, claims: Iterable[StoredClaim]) -> dict[str, str]:
-    """Return log facts that name claims and their devices in one log line, because a line per claim
-    would cost more than its transaction."""
+    """Return log facts that name all claims and their devices in one log line, because one line per
+    claim would cost more than the transaction."""
     listed = list(claims)
     return {
         "driver": driver,

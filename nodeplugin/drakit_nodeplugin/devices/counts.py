@@ -19,7 +19,7 @@ from drakit_nodeplugin.state.holds import Hardware, PoolContent, blocked_by_held
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCounts:
-    """Numbers of devices. Each device is in only one of them."""
+    """The number of devices in each state. Each device is counted only once."""
 
     free: int = 0
     """Devices that new claims can get."""
@@ -36,7 +36,7 @@ class DeviceCounts:
     """Devices that are unhealthy or whose driver is stopped, whether or not a claim holds them."""
 
     gone: int = 0
-    """Devices that claims hold, but that the driver no longer lists."""
+    """Devices that claims hold, although the driver no longer lists them."""
 
 
 DEVICE_STATES = tuple(each.name for each in fields(DeviceCounts))
@@ -46,7 +46,7 @@ def count_devices(
     capacity: Capacity, held: Mapping[str, Collection[str]], hardware: Hardware | None = None
 ) -> Mapping[str, DeviceCounts]:
     """
-    Return the numbers of devices by pool.
+    Return the numbers of devices for each pool.
 
     :param held: the devices that claims hold, keyed by pool, without those that they have for
         administrative access only.

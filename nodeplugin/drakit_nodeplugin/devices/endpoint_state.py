@@ -2,9 +2,9 @@
 The manager's state of one endpoint: its life cycle, its grace period after a stop, and its pools.
 
 As in the kubelet's own device manager, the devices of a stopped endpoint remain for a grace period,
-with a taint. Then the manager removes them. If the plugin restarts during a removal, the removal is
-finished afterwards. :mod:`.pool_state` holds the devices of a pool, :mod:`.manager` the endpoints
-of a driver.
+with a taint. Then the manager removes them. If the plugin restarts during a removal, it finishes
+the removal after the restart. :mod:`.pool_state` holds the devices of a pool, :mod:`.manager` the
+endpoints of a driver.
 
 Does not depend on other endpoints or the store.
 """
@@ -38,7 +38,7 @@ from drakit_nodeplugin.state.records import StoredEndpoint
 logger = logging.getLogger(__name__)
 
 SILENT = "it has not listed its devices since the node plugin was started"
-"""The reason of an endpoint that has not reported yet."""
+"""The reason why an endpoint that has not reported yet is unavailable."""
 
 _T = TypeVar("_T")
 
@@ -47,8 +47,8 @@ MAX_REPORTED = 1000
 endpoint may invent any number of them."""
 
 MAX_REPORTED_AT_ONCE = 100
-"""Maximum number of rejected devices that are reported for one inventory. A check returns no more
-reasons than this."""
+"""Maximum number of rejected devices that are reported for one inventory. A check does not return
+more reasons than this."""
 
 
 # ---------------------------------------------------------------- life and grace periods
@@ -78,7 +78,7 @@ class Life:
     listed: bool = False
     """Whether the endpoint has listed its devices since the plugin's start."""
     known: bool = False
-    """Whether the store contained the endpoint. Its pools are then known, whether it returns or
+    """Whether the store contained the endpoint. If so, its pools are known, whether it returns or
     not."""
     removing: bool = False
 
@@ -96,7 +96,7 @@ class GracePeriods:
     unknown."""
 
     def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
-        """Begin the grace periods of a start. `known` means that the store has the pools of
+        """Begin the grace periods of a start. `known` means that the store contains the pools of
         unavailable endpoints."""
         self.start_until = self.unknown_until = now + start_seconds
         if not known:
@@ -146,7 +146,7 @@ def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> b
 
 @dataclass(kw_only=True, slots=True)
 class _Parts:
-    """The part of an inventory that belongs to one pool, during sorting."""
+    """The part of an inventory that belongs to one pool, while the inventory is being sorted."""
 
     devices: dict[str, Device] = field(default_factory=dict[str, Device])
     counter_sets: list[CounterSet] = field(default_factory=list[CounterSet])
@@ -224,7 +224,7 @@ class EndpointState:
 
     @contextmanager
     def _guarding(self, pool: PoolState) -> Generator[None]:
-        """Guard a step on one pool, so that an error does not affect other pools."""
+        """Run a step for one pool, so that an error does not affect the other pools."""
         try:
             yield
         except Exception as error:
@@ -344,7 +344,7 @@ class EndpointState:
         or not.
 
         The driver names some of them. Devices that cannot be published are also present: a
-        malformed value, even in the pool, must not evict the pods of its device.
+        malformed value, even in the name of the pool, must not cause the eviction of pods.
         """
         everywhere: set[str] = set()
         by_pool: dict[str, set[str]] = {}
@@ -382,7 +382,7 @@ class EndpointState:
             self._driver.health_changed = True
 
     def adopt(self, devices: dict[DeviceKey, PublishedTaints]) -> None:
-        """Take over the taints from before a restart. Removes the devices of this endpoint from
+        """Take over the taints from before a restart. The devices of this endpoint are removed from
         `devices`."""
 
         def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
@@ -406,7 +406,7 @@ class EndpointState:
                 yield from (DeviceKey(pool.name, name) for name in pool.releasable)
 
     def let_go(self, devices: Iterable[DeviceKey]) -> None:
-        """Forget the devices among these that are gone, because no claim holds them."""
+        """Forget those of the given devices that are gone, because no claim holds them."""
         names: dict[str, list[str]] = {}
         for key in devices:
             names.setdefault(key.pool, []).append(key.name)
@@ -435,8 +435,9 @@ class EndpointState:
         return changed
 
     def stop(self, reason: str) -> None:
-        """Record that the endpoint is unavailable, or a new reason. Its devices remain known. It
-        cannot be called now, and marks its devices again after its return."""
+        """Record that the endpoint is unavailable, or a new reason for that. Its devices remain
+        known. While it is unavailable, it cannot be called. It marks its devices again after its
+        return."""
         self.marked = frozenset()
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=self._driver.now())

@@ -1,10 +1,11 @@
 """
 The device manager of one driver: follows endpoints, and decides what to publish and report.
 
-The endpoint is the source of truth; nothing between it and the manager caches devices. Endpoints
-are expected, restored from the store, or appear at any time. If two endpoints report a pool with
-the same name, the available one keeps it. The manager owns the clock, the store, and the listeners.
-:mod:`.endpoint_state` decides the effects of a stop, :mod:`.taints` the taints of a device.
+The endpoint is the source of truth; nothing between it and the manager caches devices. Some
+endpoints are expected, some are restored from the store, and others appear at any time. If two
+endpoints report a pool with the same name, the available one keeps it. The manager owns the clock,
+the store, and the listeners. :mod:`.endpoint_state` decides the effects of a stop, :mod:`.taints`
+the taints of a device.
 
 Does not depend on the API server, slices, claims beyond their devices or gRPC.
 """
@@ -78,7 +79,7 @@ class DeviceManager:
     ) -> None:
         """
         Create a manager. `endpoints` are those that are expected at the start; others may appear.
-        If none is expected, any number may appear, each with separate pools.
+        If no endpoints are expected, any number may appear, each with separate pools.
 
         Pools are removed only after `set_sources_ready`. `reports_health` means that the driver
         reports the health of its devices. `on_rejected` receives the reasons for newly rejected
@@ -201,7 +202,7 @@ class DeviceManager:
         Return the endpoints' main inventories, whether or not the fallback is published.
 
         Returns None for a driver with an unknown number of endpoints, such as a driver of device
-        plugins. Its devices consume only their names.
+        plugins. Devices of such a driver do not share hardware.
         """
         if self._state.open_ended:
             return None
@@ -377,8 +378,8 @@ class DeviceManager:
     # ------------------------------------------------------------ other events
 
     def set_sources_ready(self) -> None:
-        """Record that a missing endpoint is really gone: the published pools are known, and the
-        kubelet has registered the driver."""
+        """Record that missing endpoints are really gone, because the published pools are known, and
+        the kubelet has registered the driver."""
         self._sources_ready = True
         self._notify()
 
@@ -463,8 +464,8 @@ class DeviceManager:
         self._notify()
 
     def _forget(self, state: EndpointState) -> None:
-        """Forget an endpoint whose pools are deleted. Unless it is expected, it is unknown from now
-        on."""
+        """Forget an endpoint whose pools are deleted. Unless it is expected, it is treated as
+        unknown from now on."""
         if state.pools:
             state.forget()
         if state.name not in self._expected:
@@ -572,7 +573,7 @@ class DeviceManager:
             state = self._endpoints.setdefault(name, self._make_endpoint(name))
             if not state.life.listed:
                 state.restore(row)
-        # An endpoint that listed its devices before the rows were read differs from its row.
+        # The row of an endpoint that listed its devices before the rows were read is outdated.
         self._state.changed()
         self._notify()
 

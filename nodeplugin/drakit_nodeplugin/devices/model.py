@@ -24,7 +24,8 @@ class StampedTaint:
     value: str
     effect: TaintEffect
     added_at: int
-    """Seconds since 1970. A taint that is already published keeps its published time."""
+    """The time in seconds since 1970. A taint that is already published keeps its published
+    time."""
 
 
 PublishedTaints = Mapping[tuple[str, str], int | None]
@@ -70,7 +71,7 @@ class DesiredPool:
 
 
 def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:
-    """Return the listed names, and those of `before` that are missing there. Each missing name
+    """Return the listed names, and the names in `before` that are no longer listed. Each of these
     follows the name that it followed before."""
     present = dict.fromkeys(listed)
     following: dict[str | None, list[str]] = {}
@@ -130,8 +131,8 @@ class EndpointStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointStop:
-    """A stop of an endpoint. The object is not replaced until the reason changes, or the endpoint
-    lists its devices again."""
+    """A period during which an endpoint is stopped. The object is not replaced until the reason
+    changes, or the endpoint lists its devices again."""
 
     endpoint: str
     reason: str

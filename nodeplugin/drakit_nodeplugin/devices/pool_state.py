@@ -8,9 +8,10 @@ unplugged for a moment returns within that time. An eviction that has begun last
 returns.
 
 The endpoint applies inventories, reports and time. All pools and endpoints of a driver share a
-:class:`DriverState`, which records the resulting changes. The manager reads and resets it when it
-notifies. A returned object is not replaced until something changes, so readers compare by identity;
-the same applies to the devices of an inventory. :mod:`.taints` decides the taints of a device.
+:class:`DriverState`, which records the resulting changes. The manager reads and resets these
+changes when it notifies its listeners. A returned object is not replaced until something changes,
+so readers compare by identity; the same applies to the devices of an inventory. :mod:`.taints`
+decides the taints of a device.
 
 Does not depend on other pools.
 """
@@ -60,7 +61,7 @@ from drakit_nodeplugin.devices.taints import (
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
 _NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
-"""No devices, neither in the main inventory nor in the fallback."""
+"""No devices, in either the main inventory or the fallback."""
 
 _GONE_MESSAGE = (
     "the device is gone: its driver no longer lists it; a running container keeps its device node, "
@@ -135,8 +136,8 @@ class PoolState:
         self._counter_sets: tuple[CounterSet, ...] = ()
         self._held_content = ""
         self._inventory_health: dict[str, Health] = {}
-        """The health in the last inventory. It matters when it changes, not when an inventory
-        repeats it."""
+        """The health in the last inventory. Only changes matter, so that a repeated value has no
+        effect."""
         self._conditions: dict[str, Condition] = {}
         """Conditions of the devices whose health was reported."""
         self.due: dict[str, float] = {}
@@ -147,7 +148,7 @@ class PoolState:
         """The taints from before a restart, for devices that have not been listed since."""
         self.gone: frozenset[str] = frozenset()
         """Devices that the endpoint no longer lists. A claim holds each of them, or may hold it.
-        The devices and those of the fallback include them."""
+        They are included in the devices and in the fallback."""
         self._vanished = _NEITHER
         """Devices that only the other inventory still lists, and that remain unchanged here. A
         claim holds each of them, or may hold it, and either inventory may be published."""
@@ -167,7 +168,7 @@ class PoolState:
         """The endpoint's last inventory. None if there is none since the plugin's start."""
         self._held: Collection[HeldDevice] = ()
         self._unpreparing: frozenset[str] = frozenset()
-        """Devices that new claims cannot have, because of claims that are being unprepared."""
+        """Devices that new claims cannot get, because of claims that are being unprepared."""
         self._counted: PoolContent | None = None
         """The content for which `_unpreparing` was computed."""
 
@@ -175,7 +176,8 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the devices, including gone ones, but not devices of the fallback only."""
+        """The names of the devices. Gone devices are included, but not devices that are only in the
+        fallback."""
         return self._devices.keys()
 
     @property
@@ -185,7 +187,7 @@ class PoolState:
 
     @property
     def releasable(self) -> frozenset[str]:
-        """The devices that remain, in either inventory, only while a claim holds them."""
+        """The devices, in either inventory, that remain only while a claim holds them."""
         return self.gone.union(*self._vanished)
 
     @property
@@ -223,7 +225,8 @@ class PoolState:
         )
 
     def capacity(self, *, available: bool) -> PoolCapacity:
-        """Return the devices by state. While the endpoint is unavailable, no device is healthy."""
+        """Return the devices, grouped by state. While the endpoint is unavailable, no device is
+        healthy."""
         failed = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices) - self.gone - self._kept(0)
         unhealthy = names & failed if available else names
@@ -297,8 +300,8 @@ class PoolState:
         """
         Replace the devices with those of an inventory. Return those that must be refreshed.
 
-        Devices that remain keep their health. An endpoint that has `returned` reports all health
-        again. The pods of `withdrawn` devices that are not listed are not evicted.
+        Devices that remain keep their health. If the endpoint has `returned`, it reports the health
+        of all devices again. The pods of `withdrawn` devices that are not listed are not evicted.
         """
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
@@ -356,7 +359,7 @@ class PoolState:
         old_content: PoolContent | None,
         withdrawn: frozenset[str],
     ) -> None:
-        """Keep the devices that were listed before, and that an inventory no longer lists."""
+        """Keep the devices that were listed before but that an inventory no longer lists."""
         fallback = content.fallback or {}
         every = {**old, **(old_fallback or {})}
         gone = every.keys() - content.devices.keys() - fallback.keys()
@@ -398,12 +401,12 @@ class PoolState:
         inventories = (content.devices, fallback)
         asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}
         self.gone = frozenset(gone)
-        # A withdrawn device keeps its eviction request, because it may be unplugged later, and a
-        # driver that cannot read the host withdraws devices for a moment.
+        # A withdrawn device keeps its eviction request, because it may be unplugged later, and
+        # because a driver that cannot read the host withdraws devices temporarily.
         self.evicting = frozenset(asking | (self.evicting & self.gone))
         if self.releasable:
             self._driver.vanished = True
-        # Start the delay of newly gone devices, and end that of others.
+        # Start the delay of newly gone devices, and end that of the others.
         self._withdrawn = self.gone & withdrawn
         due = self.gone & self.evicting - withdrawn
         self._evicted &= due
@@ -411,8 +414,8 @@ class PoolState:
         self.evict_at = {name: self.evict_at.get(name, at) for name in due - self._evicted}
 
     def _kept(self, side: int) -> frozenset[str]:
-        """Return the devices that one inventory does not list (0: the main inventory, 1: the
-        fallback), and that the other one lists."""
+        """Return the devices that one inventory does not list but the other one does. `side` is 0
+        for the main inventory, and 1 for the fallback."""
         return self._vanished[side] | self._copied[side]
 
     def _kept_entries(self) -> Iterable[DesiredDevice]:
@@ -470,8 +473,8 @@ class PoolState:
         return (*content.counter_sets, *kept) if kept else content.counter_sets
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
-        """Take over a device that was published as gone before a restart, and has been unknown
-        since."""
+        """Take over a device that was published as gone before a restart, and about which nothing
+        is known since."""
         for entries in (self._devices, self._fallback):
             if entries is not None:
                 entries[name] = DesiredDevice(name=name, device=None)
@@ -481,7 +484,7 @@ class PoolState:
         self._driver.published_changed = True
 
     def let_go(self, names: Collection[str]) -> None:
-        """Forget gone devices that no claim holds. The other devices among `names` have been listed
+        """Forget gone devices that no claim holds. The other devices in `names` have been listed
         again."""
         leaving = self.releasable & set(names)
         if not leaving:
@@ -501,7 +504,7 @@ class PoolState:
         self._driver.published_changed = True
 
     def _forget_others(self, present: Collection[str]) -> bool:
-        """Forget the health of all other devices. Return whether there was any."""
+        """Forget the health of all other devices. Return whether there was any health to forget."""
         forgotten = False
         self._evicted &= frozenset(present)
         for known in (

@@ -7,9 +7,9 @@ the kubelet's own checkpoint, an endpoint is stopped after a restart, until it r
 period has ended. Only differences are written, at most once a second. Failed writes are retried.
 Publishing does not wait for writes.
 
-Only the checkpoint shows whether a claim holds a device that its endpoint no longer lists. So such
-a device remains until a query of the checkpoint finds no claim. The first query is immediate;
-others follow periodically.
+Only the checkpoint shows whether a claim holds a device that its endpoint no longer lists.
+Therefore, such a device remains until a query of the checkpoint does not find a claim. The first
+query is immediate, and others follow periodically.
 
 Does not depend on taints or devices beyond their names.
 """
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- endpoints
 
 PACE_SECONDS = 1.0
-"""Minimum time between two rounds of writes. A driver with thousands of changing devices writes
-their names once a second."""
+"""Minimum time between two rounds of writes. Even a driver with thousands of changing devices
+writes their names at most once a second."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay after a failure."""

@@ -2,7 +2,7 @@
 Decides the taints of a device from its reported health, with hysteresis. Pure functions.
 
 * An unhealthy device gets a taint immediately, and keeps it until the device has been healthy for a
-  while. A device that flaps causes one write, and gets no new pods.
+  while. A flapping device causes one write, and does not get new pods.
 * Running pods are evicted only if the device remains broken for a while.
 * A taint keeps the time at which it was added, even across restarts.
 
@@ -26,8 +26,8 @@ DOMAIN = "drakit.dev/"
 """The prefix of all taint keys of the node plugin."""
 
 UNHEALTHY = DOMAIN + "unhealthy"
-"""The device is reported as unhealthy, or was until recently. If the device has NoExecute in
-addition to NoSchedule, running pods are broken."""
+"""The device is reported as unhealthy, or was until recently. If the taint also has the effect
+NoExecute, the pods that use the device can no longer work."""
 
 STOPPED = DOMAIN + "stopped"
 """The endpoint is unavailable."""
@@ -65,8 +65,8 @@ class Condition:
     """Whether the device has a taint that new pods do not tolerate."""
 
     evicting: bool = False
-    """Whether running pods are also evicted. The eviction ends only with the taint, so that a
-    device that alternates between two failures does not cause a write each time."""
+    """Whether running pods are also evicted. The eviction ends only when the taint is removed, so
+    that a device that alternates between two failures does not cause repeated writes."""
 
     message: str = ""
     """The reason for the taint: the message of the last unhealthy report."""
@@ -137,7 +137,7 @@ def lost(old: Condition, *, now: float) -> Condition:
 
 
 def listed(old: Condition, *, now: float) -> Condition:
-    """Apply the return of the endpoint, which has listed the device."""
+    """Apply the return of the endpoint, which lists the device again."""
     if not old.tainted or old.has_report or old.silent_since is not None:
         return old
     return replace(old, silent_since=now)
@@ -194,8 +194,8 @@ def taints(
     maintenance: bool = False,
     gone: TaintEffect | None = None,
 ) -> tuple[Taint, ...]:
-    """Return all taints that a device must have, always in the same order. `own` are those of its
-    driver. `gone` is the effect for a device that its endpoint no longer lists."""
+    """Return all taints that a device must have, always in the same order. `own` are the taints
+    from its driver. `gone` is the effect for a device that its endpoint no longer lists."""
     reasons: list[Taint] = list(own)
     if stopped:
         reasons.append(Taint(key=STOPPED, effect="NoSchedule"))
@@ -220,7 +220,7 @@ def stamped(
     published: PublishedTaints = NOT_PUBLISHED,
 ) -> tuple[StampedTaint, ...]:
     """
-    Add the time to each taint. The time remains while key and effect remain.
+    Add the time to each taint. The time does not change while key and effect remain the same.
 
     A claim's toleration starts at that time, so neither a new value nor a restart must reset it:
     the times in `published` from before a restart apply. Returns `old` itself if nothing has

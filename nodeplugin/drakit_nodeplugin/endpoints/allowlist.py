@@ -39,7 +39,7 @@ MOUNT_OPTIONS = frozenset(
 and a shared mount propagates the container's mounts to the host."""
 
 CLAIM_CLASS = "claim"
-"""The class of the CDI devices of claims, for this release's drivers and all others."""
+"""The class of the CDI devices of claims, for the drivers of this release and all other drivers."""
 
 DEVICE_TYPES = (None, "b", "c", "u")
 
@@ -52,7 +52,7 @@ class Rights:
     """The permissions of one backend or device plugin."""
 
     where: str
-    """The location of its entry in the configuration, for the remedy."""
+    """The location of its entry in the configuration, as named in the remedy."""
 
     allowed: AllowedEndpoint
     find_node: Callable[[str], HostNode]
@@ -213,7 +213,8 @@ def _clean_path(path: str) -> str | None:
 
 
 def _is_within(path: str, prefix: str) -> bool:
-    """Return whether a path is a prefix or below it, by components. Both must be normalized."""
+    """Return whether a path equals a prefix or is below it, compared by components. Both must be
+    normalized."""
     return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
 
 

@@ -59,11 +59,11 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
 """The deadline of a call. It is shorter than the caller's timeout, so that the backend notices the
-end first. It also limits how long the claim of a deleted pod waits for a prepare."""
+timeout first. It also limits how long the claim of a deleted pod waits for a prepare."""
 
 IN_LOOP_EDITS = 64
-"""Maximum number of edits that are checked in the daemon's loop. That takes less than a
-millisecond, because the host's ``/dev`` is in memory; a thread would delay each claim."""
+"""Maximum number of edits that are checked in the daemon's loop. Checking them takes less than a
+millisecond, because the host's ``/dev`` is in memory. A thread would delay each claim."""
 
 Published: TypeAlias = Mapping[tuple[str, str] | None, Device]
 """The devices that a backend last listed, keyed by pool and name."""
@@ -72,7 +72,7 @@ LOST_SECONDS = 1.0
 """Maximum wait for the end of a connection after a call that did not reach the backend."""
 
 _CLAIMS = frozenset({1})
-"""The field of every response that contains the claims."""
+"""The number of the field that contains the claims, in every response."""
 
 _EDITS = pb.PreparedClaim.EDITS_FIELD_NUMBER
 _OF_DEVICES = frozenset({_EDITS, pb.PreparedClaim.DEVICES_FIELD_NUMBER})
@@ -160,8 +160,8 @@ class BackendClaims:
     async def _ask(
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Call a method, and return the responses by UID. Claims without a response get an empty
-        one."""
+        """Call a method, and return the responses, keyed by UID. Claims without a response get an
+        empty one."""
         published = self._published()
         # All request types have the same fields.
         request = pb.PrepareClaimsRequest(claims=[claim_message(each, published) for each in batch])
@@ -225,7 +225,7 @@ class BackendClaims:
                 raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
-            if uid is None or uid not in counts:  # it belongs to no claim, which the caller reports
+            if uid is None or uid not in counts:  # the part does not belong to a claim, which the caller reports
                 answers[""] = self._failed("it answered for a claim that was not requested")
                 continue
             try:
@@ -262,8 +262,8 @@ def _uid_of(part: bytes) -> str | None:
     """
     Return the UID of a claim's response before the rest is parsed, or None if there is none.
 
-    Every response type has the UID in the same field. :class:`pb.CheckedClaim` has no list fields,
-    so protobuf skips those of the other responses.
+    Every response type contains the UID in the same field. :class:`pb.CheckedClaim` does not have
+    list fields, so protobuf skips the list fields of the other responses.
     """
     try:
         return pb.CheckedClaim.FromString(part).uid
@@ -304,8 +304,8 @@ async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
 def _raise_error(
     answer: pb.PreparedClaim | pb.UnpreparedClaim, count: int, *, pending: bool = False
 ) -> None:
-    """Raise the error of a claim with this many devices. The message for a single device needs no
-    subject."""
+    """Raise the error of a claim with this many devices. The message for a single device does not
+    need a subject."""
     if not answer.error:
         return
     text = printable(answer.error)
@@ -344,8 +344,8 @@ def _fault(text: str) -> str:
 
 
 def claim_message(item: AllocatedClaim, published: Published | None = None) -> pb.Claim:
-    """Build the message of a claim, with the driver's names for its pools. `published` devices are
-    those of a backend that needs the claim's data."""
+    """Build the message of a claim, with the driver's names for its pools. `published` are the
+    listed devices, for a backend that needs the claim's data."""
     devices = [
         message_of(
             device,

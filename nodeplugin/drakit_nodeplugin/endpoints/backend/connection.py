@@ -2,7 +2,7 @@
 One connection to a backend, with its streams and calls, and the endpoint of its driver. The
 endpoint exists even while its backend does not.
 
-A connection exists as long as its stream of devices. The health stream is optional, and is reopened
+A connection lasts as long as its stream of devices. The health stream is optional, and is reopened
 when it ends. Messages are received as they arrive, but after each pause only the latest is parsed.
 A backend that floods the stream is disconnected, and large messages are received slowly.
 :mod:`.directory` finds the backend's socket, :mod:`.claimcalls` makes the calls for claims, and
@@ -87,7 +87,7 @@ RESPONSE_SECONDS = 30.0
 LOST = "the connection to its backend was lost"
 
 LABELS_SECONDS = 5.0
-"""Time between two checks for changes of the node's labels."""
+"""Time between two checks whether the labels of the node have changed."""
 
 _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
@@ -96,7 +96,8 @@ class BackendConnection(BackendClaims):
     """One connection to a backend. Implements :class:`.Connection`."""
 
     blocked: str | None = None
-    """A backend has no event loop in this process."""
+    """The call that blocks the event loop. Always None, because a backend does not have an event
+    loop in this process."""
 
     def __init__(
         self, driver: str, client: Client, *, rights: Rights, policies: PolicyFeed | None = None
@@ -229,7 +230,7 @@ class BackendConnection(BackendClaims):
                     self._latest.replace(raw)
             ended = ConnectionEndedError("its backend ended its stream of devices")
         except GarbageError as error:
-            # Too many messages at once only delay the reader, which reads them later.
+            # If too many messages arrive at once, only the reader is delayed.
             ended = _disorder(f"sent {error}; it must list its devices only after a change")
         except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
@@ -244,7 +245,7 @@ class BackendConnection(BackendClaims):
     # ------------------------------------------------------------ health
 
     async def _watch_health(self) -> None:
-        """Receive health messages while the connection lives. Failures end only the health
+        """Receive health messages while the connection lasts. Failures end only the health
         stream."""
         backoff = Backoff(*HEALTH_AGAIN_SECONDS, jitter=0)
         problems = ProblemLog(
@@ -265,13 +266,13 @@ class BackendConnection(BackendClaims):
         """Read one stream of health. Return how it ended, or None if the backend has no health
         stream."""
         try:
-            # Don't skip messages, because each message names other devices.
+            # Don't skip messages, because each message is about different devices.
             async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
                 async for raw in messages:
                     turns = Turns()
                     try:
                         await self._take_health(raw, turns)
-                    except GarbageError as error:  # the next message does not depend on it
+                    except GarbageError as error:  # the next message is independent of this one
                         self._ignored.report(f"an invalid health message: {error}")
                     await asyncio.sleep(pause_after(turns.worked_seconds))
         except CallFailedError as error:
@@ -408,7 +409,7 @@ class BackendPolicies:
 
     async def _send_held(self, sent: HeldClaims | None) -> HeldClaims | None:
         """Send the held devices, unless they are unchanged, and return them. A backend that does
-        not receive them could rename one, so a failure ends the connection."""
+        not receive them might rename a held device, so a failure ends the connection."""
         held = self._feed.held_claims()
         if held == sent:
             return held
