@@ -2,12 +2,13 @@
 Paths from vendors' processes: device nodes of the host, directories and sockets.
 
 For the kubelet, a runtime follows a symbolic link to a device node, and adds all device nodes of a
-directory. A CDI spec allows neither. So this module looks up both in the host's ``/dev``, as this
-process sees it. An invisible path remains unchanged, and the runtime reports its problem.
+directory. A CDI spec allows neither. Therefore, this module looks up both in the host's ``/dev``,
+as this process sees it. A path that is not visible here remains unchanged, and the runtime reports
+problems with it.
 
 A vendor's process owns the content of its directory: it can replace a socket with a link, or rename
-it, at any time. So a socket is opened once, without following links, and all checks and connections
-use the open file.
+it, at any time. Therefore, a socket is opened only once, without following links, and all checks
+and connections use the open file.
 
 The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is not a directory.
 All other functions block.
@@ -36,10 +37,10 @@ MAX_ENTRIES = 1024
 contain other files."""
 
 MAX_NODES = 256
-"""Maximum number of device nodes in a directory. More must be a mistake."""
+"""Maximum number of device nodes in a directory. A larger number must be a mistake."""
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
-"""Entries of a directory that runtimes also omit."""
+"""Entries that are omitted from a directory, as runtimes also omit them."""
 
 
 class DirectoryError(Exception):
@@ -79,7 +80,7 @@ class HostDeviceNodes:
 
     @classmethod
     def found(cls) -> HostDeviceNodes:
-        """Return the host's ``/dev``. A pod has it mounted in addition to its own."""
+        """Return the host's ``/dev``. In a pod, it is mounted in addition to the pod's own."""
         return cls(root=MOUNTED if MOUNTED.is_dir() else Path(DEVICES))
 
     def nodes(self, path: str) -> list[tuple[str, str]]:
@@ -93,7 +94,7 @@ class HostDeviceNodes:
             real = self._real(path)
             if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
                 return [("", real)]
-        except (OSError, ValueError):  # too long, or contains a null byte, so not a path
+        except (OSError, ValueError):  # too long, or contains a null byte
             return [("", path)]
         if not self.walk:
             raise DirectoryError(path)
@@ -111,7 +112,7 @@ class HostDeviceNodes:
         try:
             real = self._real(path)
             mode, number = self._status(real)
-        except (OSError, ValueError):  # missing, too long, or contains a null byte
+        except (OSError, ValueError):  # the path is missing, is too long, or contains a null byte
             return HostNode(path=real)
         if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             return HostNode(path=real)
@@ -184,8 +185,8 @@ class SocketFile(NamedTuple):
     """
     Distinguishes a file from another one at the same path.
 
-    The file system may reuse an inode immediately. But a rename, a link or a change of the owner
-    updates the change time.
+    The file system may reuse an inode immediately. However, a rename, a link or a change of the
+    owner updates the change time.
     """
 
     device: int
@@ -210,7 +211,7 @@ def socket_file(found: os.stat_result) -> SocketFile:
 
 class OpenSocket:
     """A socket's file, held open. It is closed with its last reference at the latest, so that a
-    canceled call leaks no file descriptor."""
+    canceled call does not leak a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -3,7 +3,8 @@ Sources of devices in the node plugin: where an endpoint comes from, and the dia
 reports, which become Events of the Node.
 
 A plugin or driver that keeps failing, or uses many names, must not flood the log or the API server.
-So :class:`Diagnostics` reports a sentence once a minute or once a day, and limits the total rate.
+Therefore, :class:`Diagnostics` reports a sentence at most once a minute or once a day, and limits
+the total rate.
 """
 
 from __future__ import annotations
@@ -71,18 +72,19 @@ class DriverSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """A problem of an endpoint that users must know. It becomes a log line and an Event of the
-    Node, and is counted by its reason."""
+    """A problem with an endpoint that users must know about. It becomes a log line and an Event of
+    the Node, and is counted by its reason."""
 
     reason: NodeReason
     """The reason of the Event."""
 
     note: str
-    """A sentence that names endpoint, cause and remedy. The same cause gives the same sentence."""
+    """A sentence that names the endpoint, the cause and the remedy. The same cause results in the
+    same sentence."""
 
     source: str = ""
     """The affected driver or entry, if the reporter has several, so that one of them cannot use up
-    the Events of the others."""
+    the Events of the other ones."""
 
 
 REPEAT_SECONDS = 60.0
@@ -92,11 +94,13 @@ ONCE_SECONDS = 86_400.0
 """Minimum time between two reports of a condition that lasts until the plugin changes."""
 
 MAX_REMEMBERED = 256
-"""Maximum number of different sentences that are remembered. The oldest is forgotten first."""
+"""Maximum number of different sentences that are remembered. The oldest sentence is forgotten
+first."""
 
 BURST = 50.0
 SECONDS_EACH = 5.0
-"""The burst of diagnostics, and the seconds per diagnostic after it. Others are dropped."""
+"""The burst of diagnostics, and the seconds per additional diagnostic. Further diagnostics are
+dropped."""
 
 
 class Diagnostics:

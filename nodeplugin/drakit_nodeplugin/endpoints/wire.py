@@ -1,13 +1,13 @@
 """
-The sockets of other processes, which may be hostile: calls whose failures are sentences, and
-messages that are limited in bytes, rate, fields and loop time.
+The sockets of other processes, which may be hostile: calls whose errors are sentences, and messages
+with limits for size, rate, number of fields and loop time.
 
 A :class:`Client` keeps messages as bytes, because their fields are counted before parsing. Its
-error messages contain no numbers of the failure, so that the same cause gives the same message.
+error messages do not contain numbers that vary, so that the same cause results in the same message.
 
 A message of 4 MiB can contain two million messages. Parsing it would take a hundred times its size
-in memory, and would block the daemon's loop for a tenth of a second. So one pass over the bytes
-counts the fields first, and then protobuf parses the message. Long lists are split into their
+in memory, and would block the daemon's loop for a tenth of a second. Therefore, one pass over the
+bytes counts the fields first, and then protobuf parses the message. Long lists are split into their
 members (:func:`parts`), which the caller parses one by one and in turns (:class:`Turns`).
 """
 
@@ -29,23 +29,23 @@ from drakit_driver.runtime.failures import MAX_TEXT, printable
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""gRPC's own default, including that of servers in any language."""
+"""The default limit of gRPC, for servers in any language."""
 
 MESSAGES_PER_SECOND = 100.0
 MESSAGES_AT_ONCE = 200.0
 """Burst of messages on a stream. A process that sends more does not wait for changes, and even
-receiving the messages takes time of the event loop."""
+receiving its messages takes up the event loop's time."""
 
 BYTES_PER_SECOND = 32 * 1024 * 1024
 """Maximum rate of bytes from one stream, so that endless large messages take little of the event
 loop's time."""
 
 MAX_FIELDS = 40_000
-"""Maximum number of fields in a message: twice those of the largest list of devices. Counting them
-takes 20 ms."""
+"""Maximum number of fields in a message: twice as many as in the largest list of devices. Counting
+them takes 20 ms."""
 
 MIN_FIELD_BYTES = 2
-"""A field has a tag and a value, so a short message needs no count."""
+"""A field has a tag and a value, so a short message need not be counted."""
 
 MAX_PART_BYTES = 64 * 1024
 """Maximum size of a device, counter set or health message: four times the largest that the API
@@ -70,13 +70,13 @@ MessageT = TypeVar("MessageT", bound=Message)
 # ---------------------------------------------------------------- calls
 
 _OPTIONS: Sequence[tuple[str, str | int]] = (
-    ("grpc.default_authority", "localhost"),  # some servers refuse the default, an escaped path
+    ("grpc.default_authority", "localhost"),  # some servers reject the default
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Without it, channels to the same path would share their connection and its backoff, although
-    # another process may listen there by now.
+    # Without this option, channels to the same path would share their connection and its backoff,
+    # although another process may be listening at the path now.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
@@ -86,7 +86,7 @@ _Stream: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]"
 
 
 class CallFailedError(Exception):
-    """A call failed. The message ends a sentence whose subject is the other process."""
+    """A call failed. The message is the end of a sentence whose subject is the other process."""
 
     def __init__(self, text: str, *, code: grpc.StatusCode | None = None) -> None:
         super().__init__(text)
@@ -189,8 +189,8 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
 
 
 class GarbageError(Exception):
-    """A message that cannot be parsed, or exceeds a limit. The error's message describes it; the
-    sender precedes it in the sentence."""
+    """A message that cannot be parsed, or exceeds a limit. The error's message is the end of a
+    sentence whose subject is the sender."""
 
     def __init__(self, text: str = "a malformed protobuf message") -> None:
         super().__init__(text)
@@ -217,9 +217,9 @@ def parts(
     """
     Yield the messages and strings in the fields with these numbers, each with its number.
 
-    From the booleans in `flags`, only those that are true are yielded, without bytes. Other fields,
-    such as those of a later version, are skipped. Raises :class:`GarbageError`, including for more
-    than :data:`MAX_FIELDS` fields in total, and for a part that is larger than `limit`.
+    Of the booleans in `flags`, only those that are true are yielded, with empty bytes. Other
+    fields, such as those of a later version, are skipped. Raises :class:`GarbageError`, including
+    for more than :data:`MAX_FIELDS` fields in total, and for a part that is larger than `limit`.
     """
     for count, (number, wire_type, start, end) in enumerate(_fields(raw, 0, len(raw))):
         if count == MAX_FIELDS:
@@ -346,8 +346,8 @@ async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     Wait for the end of a call, even if its caller no longer needs the response.
 
     A canceled call ends here immediately, but its handler may continue. It could then prepare a
-    device that the next call has already found unprepared. So the call is not canceled; its
-    deadline limits it.
+    device that the next call has already found unprepared. Therefore, the call is not canceled. Its
+    deadline limits its duration.
     """
     task = asyncio.create_task(calling)
     try:
@@ -356,6 +356,6 @@ async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
         try:
             with suppress(CallFailedError):
                 await asyncio.shield(task)
-        except asyncio.CancelledError:  # a second cancellation, because the loop is ending
+        except asyncio.CancelledError:  # this is a second cancellation, because the loop is ending
             task.cancel()
         raise

@@ -4,10 +4,10 @@ the maintenance of its claims between the kubelet's calls.
 
 The object is created after the lock is taken, and closed before the lock is released. An instance
 that becomes active again creates a new object, which starts from the checkpoint as after a restart.
-The start order is checkpoint, CDI files, driver; nothing waits for the API server. A driver with
-policies starts only once it is known which devices claims hold; calls do not wait for that. The
-endpoint reports to the device manager, which never calls it; the manager notifies the publisher.
-Problems are reported in the log, in Events of the Node, and in metrics.
+The start order is checkpoint, CDI files, driver. Nothing waits for the API server. A driver with
+policies starts only once it is known which devices claims hold, but calls do not wait for that. The
+endpoint reports to the device manager, which never calls the endpoint. The manager notifies the
+publisher. Problems are reported in the log, in Events of the Node, and in metrics.
 
 :mod:`.driver` decides when a driver is active.
 """
@@ -125,7 +125,7 @@ class Maintenance:
             try:
                 await step()
             except (OSError, CheckpointError) as error:
-                # Continue: claims can still be unprepared, and the repair is retried.
+                # Continue, because claims can still be unprepared, and the repair is retried.
                 logger.error(
                     "CDI files cannot be repaired",
                     extra={"driver": self._parts.driver, "error": str(error)},
@@ -312,8 +312,8 @@ class ActiveDriver:
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            # Serve the driver anyway, so that each claim gets this error, which its user sees. Once
-            # the cause is gone, the next call opens the checkpoint.
+            # Serve the driver anyway, so that each claim gets this error, which is visible to its
+            # user. Once the cause is gone, the next call opens the checkpoint.
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
@@ -338,7 +338,7 @@ class ActiveDriver:
             f"{self.name} endpoint": self._endpoint.run
             if self._endpoint_started
             else self._start_and_run_endpoint,
-            # An administrator may forget a claim whose call delays a hand-over.
+            # An administrator may forget a claim whose call is delaying a hand-over.
             f"{self.name} requests": self._maintenance.handle_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
         }
@@ -356,7 +356,7 @@ class ActiveDriver:
         await self._endpoint.run()
 
     async def close(self) -> None:
-        """Close the driver and the checkpoint. If a step fails, the next ones still run."""
+        """Close the driver and the checkpoint. If a step fails, the remaining steps still run."""
         for step in (self._endpoint.close, self._checkpoint.close):
             try:
                 await step()
@@ -390,7 +390,7 @@ class ActiveDriver:
 
     @property
     def broken(self) -> str | None:
-        """Damage of the checkpoint that was detected after it was opened."""
+        """The damage of the checkpoint that was detected after the checkpoint was opened."""
         return self._checkpoint.broken
 
     def readiness_problem(self) -> str | None:

@@ -3,14 +3,14 @@ One hosted driver in one instance of the plugin: the servers that the kubelet ca
 driver while this instance has the lock.
 
 The sockets are created first, within a second of the start. If no other instance has the lock, the
-driver is active before the start ends. Otherwise, this instance requests the **hand-over**.
-Meanwhile, the kubelet's calls wait, and the pod is not ready. The other instance lets new calls
-wait, finishes the calls in flight however long they take, and closes the driver and the checkpoint.
-It releases the lock once no part of the driver is running. It remains ready, and becomes active
-again if this instance ends.
+driver becomes active during the start. Otherwise, this instance requests the **hand-over**.
+Meanwhile, the kubelet's calls wait, and the pod is not ready. The other instance makes new calls
+wait, finishes the calls in flight, however long they take, and closes the driver and the
+checkpoint. It releases the lock once no part of the driver is running. It remains ready, and
+becomes active again if this instance ends.
 
 If any part of a driver fails unexpectedly, the driver is closed, and restarted after a delay. An
-error of one driver must not end the others in the process.
+error in one driver must not affect the other drivers in the process.
 
 Stop order: calls are served until none is in flight, or canceled after the drain timeout. Then the
 sockets are removed, the active driver is closed, and the lock is released. A driver that does not
@@ -50,8 +50,8 @@ Until then, calls still go to the other instance."""
 
 HAND_OVER_SECONDS = CALL_SECONDS + 30.0
 """How long a hand-over waits for calls in flight before it cancels them. If the driver still does
-not end, the process must restart: nothing else ends a thread, and the other instance waits for the
-lock."""
+not end, the process must restart, because nothing else can end a thread, and the other instance is
+waiting for the lock."""
 
 ENDED_SECONDS = 0.1
 """How long to wait for a closed driver to end. After that, it keeps the lock until the process
@@ -135,9 +135,9 @@ class HostedDriver:
             await self._lock.release()
 
     async def stop_serving(self) -> None:
-        """Serve calls until none is in flight, but not longer than the drain timeout, then refuse
-        calls. :meth:`stop` stops the rest."""
-        # If a call that arrives now was refused, it would fail, and its pod would start late.
+        """Serve calls until none is in flight, or until the drain timeout. Then refuse calls.
+        :meth:`stop` stops the rest."""
+        # If a call that arrives now were refused, it would fail, and its pod would start late.
         active = self._active
         if active is not None and not await active.queue.drain(timeout_seconds=self._drain_seconds):
             self._server.refuse()
@@ -187,7 +187,7 @@ class HostedDriver:
 
     async def _end_failed(self) -> None:
         """Close the remains of a failed driver. If its thread does not end, raise an error, because
-        then only the end of the process helps."""
+        then the process must end."""
         self._server.serve(None)
         if self._active is not None:
             await self._active.queue.cancel()
@@ -282,13 +282,13 @@ class HostedDriver:
                 "an instance that was active and ended asks again; it is ignored for a while",
                 extra={"driver": self.name},
             )
-            # The other instance registered last, and cannot respond.
+            # The other instance has registered more recently, but cannot respond.
             self._server.register_again()
 
     async def _read_numbers(self) -> None:
         """Read the device numbers that this driver's claims hold, for the claims of other drivers.
-        The active instance may still add some. Taking a lock would cost more than the small risk
-        that it gives another driver's number to other hardware in these seconds."""
+        The active instance may still add some. In these seconds, it could give another driver's
+        number to other hardware. A lock would cost more than this small risk."""
         numbers = self._environment.numbers
         try:
             claims = await asyncio.to_thread(read_device_numbers, self._data / "checkpoint.db")
@@ -302,13 +302,13 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return the reason why the process must restart, or None: its sockets do not respond, or a
-        driver that another instance waits for does not end."""
+        """Return the reason why the process must restart, or None. Either its sockets do not
+        respond, or a driver that another instance is waiting for does not end."""
         return self._stuck or await self._server.probe()
 
     def readiness_problem(self) -> str | None:
         """Return the problem that prevents pods from getting devices, or None. An instance that has
-        handed over remains ready, because the other one is active."""
+        handed over remains ready, because the other instance is active."""
         if self._active is not None:
             registration = self._server.registration.status
             return self._active.readiness_problem() or registration.readiness_problem()

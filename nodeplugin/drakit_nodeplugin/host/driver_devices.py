@@ -1,9 +1,9 @@
 """
 The devices of one hosted driver: device manager, publisher, and the data that both need.
 
-The module reports stopped endpoints, rejected devices, conflicting slice names, and fields that the
-API server drops as Events of the Node. If the unprepare of a claim does not end, the hardware that
-the claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a driver.
+As Events of the Node, the module reports stopped endpoints, rejected devices, conflicting slice
+names, and fields that the API server drops. If the unprepare of a claim does not end, the hardware
+that the claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any. Otherwise, a held
 device could be published as free, under a different name. Until the checkpoint is readable and
@@ -39,14 +39,15 @@ logger = logging.getLogger(__name__)
 
 UNPREPARING_SECONDS = 5.0
 """Seconds between two checks for devices that are still being unprepared. A device that both checks
-find gets a taint. A normal unprepare takes milliseconds and needs no taint."""
+find gets a taint. A normal unprepare takes milliseconds and does not require a taint."""
 
 UNKNOWN_SECONDS = 1.0
 """Seconds between two attempts to read the holds of claims, while these are unknown."""
 
 
 class DriverDevices:
-    """The devices of a hosted driver: manager, publisher, and the watch for pending unprepares."""
+    """The devices of a hosted driver: the manager, the publisher, and the watch for pending
+    unprepares."""
 
     def __init__(
         self,
@@ -150,8 +151,8 @@ class DriverDevices:
             group.create_task(self._await_sources())
 
     async def _await_sources(self) -> None:
-        """Notify the manager when a missing device is really gone. Nothing is removed before
-        that."""
+        """Notify the manager when missing devices are really gone. Until then, nothing is
+        removed."""
         await self.publisher.listed.wait()
         await self._registered.wait()
         self.manager.set_sources_ready()
@@ -208,8 +209,8 @@ class DriverDevices:
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
-        """Pass on the devices that claims hold. If they are unknown now, the previous ones still
-        apply."""
+        """Pass on the devices that claims hold. If they are currently unknown, the previous ones
+        still apply."""
         self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
@@ -275,7 +276,7 @@ def _held_device(
 
 
 def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:
-    """Return a node for the driver. The number of an earlier boot is meaningless."""
+    """Return a node in the form for the driver. Numbers from an earlier boot are meaningless."""
     return HeldNode(
         type=node.type,
         major=node.major if has_number else None,

@@ -5,7 +5,7 @@ The drivers of the configuration start before anything else. If one cannot start
 A backend's driver starts when its backend appears. If it cannot start, the plugin reports the
 problem and retries. The driver remains hosted, with or without its backend, until it has no devices
 or claims. After a restart, it must be hosted immediately, to unprepare its claims and to taint its
-devices. For that purpose, a small record next to its checkpoint remembers it.
+devices. For that purpose, there is a small record next to its checkpoint.
 
 :mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends.
 """
@@ -97,10 +97,10 @@ class HostedDrivers:
         known: Sequence[str] = ()
         if self._directory is not None:
             known = await asyncio.to_thread(known_drivers, self._data, self._registrations)
-        # Before any driver is served, because a claim of one driver must not get a number that a
-        # claim of another one holds.
+        # Do this before any driver is served, because a claim of one driver must not get a number
+        # that a claim of another driver holds.
         self._environment.numbers.expect({*self._names, *known})
-        # Start concurrently, so that a slow driver does not delay the others.
+        # Start the drivers concurrently, so that a slow driver does not delay the others.
         async with asyncio.TaskGroup() as group:
             for driver in self._drivers:
                 group.create_task(driver.start())
@@ -112,7 +112,7 @@ class HostedDrivers:
                     continue
                 assert self._directory is not None
                 self._hosting.add(name)
-                # Don't await it: the start must not wait for another process.
+                # Don't await this, because the start must not wait for another process.
                 self._known[name] = asyncio.create_task(
                     self._host(name, self._directory), name=name
                 )
@@ -157,8 +157,8 @@ class HostedDrivers:
             self._wanted.put_nowait(name)
 
     async def _run(self, directory: BackendDirectory) -> None:
-        """Host the backends that appear, until canceled. If one part ends, all end, as for any
-        driver."""
+        """Host the backends that appear, until canceled. If one part ends, all parts end, as for
+        any driver."""
         async with asyncio.TaskGroup() as group:
             for name in self._known:
                 group.create_task(self._serve(name, directory, group))
@@ -185,7 +185,7 @@ class HostedDrivers:
             driver = await self._host(name, directory)
         while driver is None:
             if (socket := directory.socket(name)) is not None:
-                directory.lost(socket)  # its backend may have another name in the meantime
+                directory.lost(socket)  # by now, its backend may have a different name
             await asyncio.sleep(RETRY_SECONDS)
             driver = await self._host(name, directory)
         life = tasks.run(driver.parts())
@@ -221,7 +221,7 @@ class HostedDrivers:
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Stop hosting drivers without a backend, devices or claims."""
+        """Stop hosting drivers that have neither a backend, devices nor claims."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
@@ -267,7 +267,7 @@ class HostedDrivers:
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
     """Return the reason why a backend cannot have a name, or None. `own` are the drivers of the
-    configuration, `hosted` those of backends."""
+    configuration, and `hosted` those of backends."""
     if name in own:
         return f"the node plugin hosts driver {name} itself"
     if name not in hosted and len(hosted) >= MAX_BACKENDS:
@@ -336,9 +336,9 @@ def known_drivers(drivers: Path, registrations: Path) -> list[str]:
     Return the backends' drivers that this node has hosted, from the parent of their data
     directories.
 
-    A directory has the name of its driver. Two releases of the chart share the data directory, but
-    each hosts only the backends of its own registration directory. Records of another registration
-    directory are skipped.
+    Each directory is named after its driver. Two releases of the chart share the data directory,
+    but each hosts only the backends of its own registration directory. Records of another
+    registration directory are skipped.
     """
     paths = sorted(drivers.glob(f"*/{RECORD}"))
     return [

@@ -225,7 +225,7 @@ class BackendClaims:
                 raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
-            if uid is None or uid not in counts:  # the part does not belong to a claim, which the caller reports
+            if uid is None or uid not in counts:  # the caller reports it
                 answers[""] = self._failed("it answered for a claim that was not requested")
                 continue
             try:

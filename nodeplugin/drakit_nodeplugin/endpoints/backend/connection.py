@@ -558,8 +558,8 @@ class BackendEndpoint(Endpoint):
         return self._socket is not None and self._directory.has_successor(self._socket)
 
     async def _retire(self, connection: Connection) -> None:
-        """Close a connection after its calls in flight, during which no other process works on
-        their claims."""
+        """Close a connection after its calls in flight have ended. Until then, no other process
+        works on their claims."""
         assert isinstance(connection, BackendConnection)
         try:
             with suppress(TimeoutError):

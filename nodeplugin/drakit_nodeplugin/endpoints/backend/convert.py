@@ -6,8 +6,9 @@ affected device is rejected. This module only refuses messages that cannot be pa
 number of devices, and too many edits. :mod:`drakit_driver.runtime.backend` converts each value.
 
 A backend lists all of its devices at each change, and most of them are unchanged. Unchanged devices
-keep their objects, so that they need not be compared again. Most of them are identified by their
-bytes. The others have the same content in different bytes, because maps in messages have no order.
+keep their objects, so that they do not have to be compared again. Most of them are identified by
+their bytes. The others have the same content in different bytes, because maps in messages have no
+order.
 
 Does not depend on gRPC or connections.
 """
@@ -59,7 +60,7 @@ MAX_TEXT_BYTES = 1024
 """Maximum size of a string in a report, which truncates most strings further."""
 
 _REASONS = frozenset(get_args(RejectionReason)) - {"Refused"}
-"""The node plugin itself sets the excluded reason."""
+"""The possible reasons, except for the one that only the node plugin sets."""
 
 
 def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
@@ -161,7 +162,7 @@ MAX_EARLY = 1024
 MAX_NAME = 63
 
 MAX_ATTRIBUTE_NAME = 256
-"""Maximum size of an attribute's name. The check refuses longer ones."""
+"""Maximum size of an attribute's name. The check refuses longer names."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 ReportT = TypeVar("ReportT")
@@ -172,8 +173,8 @@ class InventoryReader:
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """Devices by a digest of their bytes, because the bytes would take several times the
-        memory."""
+        """Devices, keyed by a digest of their bytes, because the bytes would take several times as
+        much memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
@@ -277,7 +278,7 @@ class _Collection(Generic[ThingT]):
         self.listed.append(thing)
 
     def _as_before(self, thing: ThingT) -> ThingT:
-        """Return the equal object of the previous message, if any."""
+        """Return the equal object from the previous message, if any."""
         if self._by_name is None:
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
@@ -307,8 +308,8 @@ class EarlyHealth:
     """
     The health of devices that are not listed yet.
 
-    A backend's two streams have no common order, and devices of pools that no node owns are never
-    listed. The number of kept devices is limited.
+    The order of messages on a backend's two streams is not defined, and devices of pools that no
+    node owns are never listed. The number of kept devices is limited.
     """
 
     def __init__(self) -> None:

@@ -3,11 +3,11 @@ The directories of backends: the sockets in them, and the socket that serves eac
 
 Each entry of the configuration has a separate directory, which only its backend's pod mounts. A
 backend registers by creating its socket there. The node plugin asks each new socket for its
-driver's name, and refuses it if the name differs from that of the entry. So no backend can take the
-name of another one, or reach its socket. If several sockets of a directory report the name, as
-during an update, the first one keeps it while it lives. The files belong to the backends: the node
-plugin creates directories, but never removes one, because a pod may still mount it.
-:mod:`.connection` connects to a backend and calls it.
+driver's name, and refuses it if the name differs from that of the entry. Therefore, no backend can
+take the name of another backend, or reach its socket. If several sockets of a directory report the
+name, as during an update, the first one keeps it for its lifetime. The files belong to the
+backends: the node plugin creates directories, but never removes one, because a pod may still mount
+it. :mod:`.connection` connects to a backend and calls it.
 
 Does not depend on devices or claims.
 """
@@ -84,7 +84,7 @@ sockets need not wait."""
 
 REPORTED_FAILURES = 3
 """Number of consecutive failures before they are reported. A socket exists before its backend
-listens on it and sets its permissions."""
+listens on it and sets its permissions, so a few failures are normal."""
 
 HANDOVER_SECONDS = 30.0
 """How long a second backend may have the same name before that is reported. An update may start the
@@ -104,7 +104,7 @@ _PERMISSIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSocket:
-    """A file that should be a socket. A new file at the same path is another socket."""
+    """A file that should be a socket. A new file at the same path is treated as another socket."""
 
     path: Path
     file: SocketFile
@@ -122,7 +122,8 @@ class BackendSocket:
 
 def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
     """
-    List the sockets of a directory by name, and create it if it is missing. Raises OSError. Blocks.
+    Return the sockets of a directory, keyed by name. Create the directory if it is missing. Raises
+    OSError. Blocks.
 
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
     """
@@ -131,8 +132,8 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
             return _sockets_in(descriptor, known=known)
     except FileNotFoundError:
         # A backend that does not run as root changes the owner in an init container. The node
-        # plugin has no capabilities, so it can read the directory only with the permissions for
-        # others.
+        # plugin does not have capabilities, so it can read the directory only with the permissions
+        # for "others".
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         return {}
 
@@ -144,7 +145,7 @@ def _sockets_in(directory: int, *, known: Collection[str]) -> Mapping[str, Socke
             for entry in islice(entries, MAX_ENTRIES)
             if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")
         ]
-    # A directory has no order, and a new file must not displace a known one.
+    # Directories are unordered, and a new file must not displace a known one.
     names = [*known, *(name for name in names if name not in known)]
     found: dict[str, SocketFile] = {}
     for name in names:
@@ -259,8 +260,8 @@ class BackendDirectory:
     ) -> None:
         """
         Create the watch. `path` contains a directory for each entry of `allowed`; nothing is read
-        yet. `node` is described to the backends. `taken` returns why a backend cannot have a name,
-        or None. `report` notifies users. `devices` is the host's ``/dev``.
+        yet. `node` is described to the backends. `taken` returns the reason why a backend cannot
+        have a name, or None. `report` notifies users. `devices` is the host's ``/dev``.
         """
         self.path = path
         self.node = node
@@ -286,9 +287,9 @@ class BackendDirectory:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problems: Mapping[str, str] = {}
-        """The last reported problems of directories, keyed by entry."""
+        """The last reported problem of each directory, keyed by entry."""
         self._without_entry: set[str] = set()
-        """The directories of backends without an entry that were reported."""
+        """The directories of the backends without an entry that were already reported."""
         self._search_at = 0.0
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
@@ -315,8 +316,8 @@ class BackendDirectory:
         return None if holder is None else holder.socket
 
     def has_successor(self, socket: BackendSocket) -> bool:
-        """Return whether another backend of the entry serves its driver, wants to, or is being
-        asked. In such an update, `socket` is the previous one."""
+        """Return whether another backend of the entry serves its driver, is waiting to do so, or is
+        being asked. During such an update, `socket` is the previous one."""
         entry = socket.path.parent.name
         return any(
             each.driver or each.wanted or each.task
@@ -341,7 +342,7 @@ class BackendDirectory:
 
     def lost(self, socket: BackendSocket) -> None:
         """Record that a connection to a socket has ended. The socket is asked again. If it does not
-        respond, another one may get its name."""
+        respond, another socket may get its name."""
         candidate = self._candidates.get((socket.path.parent.name, socket.path.name))
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
@@ -349,7 +350,7 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """Record that a driver is no longer hosted. It appears again when its backend does."""
+        """Record that a driver is no longer hosted. It appears again when its backend appears."""
         self._appeared.discard(driver)
         self._hurry.set()
 
@@ -406,7 +407,7 @@ class BackendDirectory:
                 self._report(diagnostic)
 
     def _report_unlisted(self, found: set[str]) -> None:
-        """Report new backends without an entry, because their own log cannot name the cause."""
+        """Report new backends without an entry, because their own logs cannot show the cause."""
         for name in sorted(found - self._without_entry):
             note = (
                 f"a backend listens in {shown(self.path / name)}, but backends.allowed has no "
@@ -440,7 +441,7 @@ class BackendDirectory:
             candidate.task.cancel()
 
     def _release(self, candidate: _Candidate) -> None:
-        """Release the name of a candidate to the next one that wants it."""
+        """Release the name of a candidate to the next candidate that wants it."""
         name, candidate.driver = candidate.driver, None
         if name is None:
             return

@@ -2,10 +2,11 @@
 The messages of a device plugin. Converts its lists to inventories with names that Kubernetes
 accepts, and its responses to Allocate to the edits that a claim gives a container.
 
-A device that cannot be published is rejected with a sentence; the others remain. The edits equal
-those that a runtime would derive from the kubelet's response. If several entries have the same path
-in the container, the first one applies. Responses that CDI does not allow are refused here, so that
-the error names the device plugin. The connection makes the calls, and reports rejected devices.
+If a device cannot be published, it is rejected with a sentence, and the other devices remain. The
+edits equal those that a runtime would derive from the kubelet's response. If several entries have
+the same path in the container, the first one applies. Responses that CDI does not allow are refused
+here, so that the error names the device plugin. The connection makes the calls, and reports
+rejected devices.
 
 The name of a device is a DNS label; its ID is any string. An ID that is a label remains unchanged.
 Otherwise, the characters that a label cannot contain are escaped, so that the name remains
@@ -60,7 +61,7 @@ MAX_DEVICE_BYTES = 4 * 1024
 """Maximum size of a device in a list: ten times the size of a long ID with many NUMA nodes."""
 
 MAX_REJECTED = 5
-"""Maximum number of sentences about a list. The first ones show the cause."""
+"""Maximum number of sentences about a list. The first ones are enough to find the cause."""
 
 HEALTHY = "Healthy"
 
@@ -106,7 +107,8 @@ class DeviceRoom:
         self._taken: dict[str, int] = {}
 
         self.reading = asyncio.Lock()
-        """Held while a large message is parsed, because several at once would add up in memory."""
+        """Held while a large message is parsed, because several messages at the same time would add
+        up in memory."""
 
     def take(self, resource: str, devices: int) -> None:
         """Set the number of a resource's devices. Raises :class:`TooManyDevicesError`."""
@@ -138,7 +140,8 @@ class ListedDevices:
     """The devices as the plugin lists them, keyed by their published names."""
 
     rejected: tuple[str, ...] = ()
-    """Distinct sentences about rejected devices. If there are many, only the first ones."""
+    """Distinct sentences about rejected devices. If there are many, only the first ones are
+    included."""
 
 
 def devices_in(raw: bytes) -> Iterator[pb.Device]:
@@ -259,7 +262,7 @@ def _escaped(text: str) -> str:
     escaped = "".join(parts)
     if escaped.startswith("--"):
         return f"x{escaped}"
-    # The string already begins with this x.
+    # The string already begins with the x.
     return f"x--{_LOWER}{escaped}" if escaped.startswith("x--") else escaped
 
 
@@ -413,9 +416,9 @@ def _mounts(mounts: Iterable[pb.Mount]) -> tuple[Mount, ...]:
     made: dict[str, Mount] = {}
     for mount in mounts:
         # Use the same options as runtimes for the kubelet. Don't set nosuid or nodev, because
-        # plugins also mount directories with device nodes and programs. Read-only includes the
-        # host's mounts below it, because otherwise an entry that allows only reading would have no
-        # effect there.
+        # plugins also mount directories with device nodes and programs. A read-only mount includes
+        # the host's mounts below it, because otherwise an entry that allows only reading would have
+        # no effect on them.
         access = "rro" if mount.read_only else "rw"
         path = _normal(mount.container_path)
         options = ("rbind", "rprivate", access)
@@ -429,8 +432,8 @@ def _host_path(device: pb.DeviceSpec) -> str:
 
 
 def _normal(path: str) -> str:
-    """Normalize an absolute path by removing '..' and duplicate slashes. Leave other paths to CDI's
-    rules."""
+    """Normalize an absolute path by removing '..' and duplicate slashes. Other paths are left to
+    CDI's rules."""
     return posixpath.normpath(f"/{path.lstrip('/')}") if path.startswith("/") else path
 
 

@@ -1,11 +1,11 @@
 """
-The device plugin of one resource: connected once it has registered, replaced when it registers
-again, stopped when it is gone.
+The device plugin of one resource: it is connected once it has registered, replaced when it
+registers again, and stopped when it is gone.
 
-As with the kubelet, a plugin whose stream ends is unavailable until it registers, and its socket
-does not matter while the stream lives. But the kubelet connects during a registration, and refuses
-it if that fails. The node plugin responds to the registration before it connects, and retries if
-the plugin is unreachable.
+As in the kubelet, a plugin whose stream ends is unavailable until it registers, and its socket does
+not matter while the stream is open. Unlike the node plugin, the kubelet connects during a
+registration, and refuses the registration if that fails. The node plugin responds to the
+registration before it connects, and retries if the plugin is unreachable.
 
 A :class:`PluginClient` makes the RPCs of one registration: options, the stream of lists, calls. A
 message that violates the contract becomes an error, and a large list is parsed in a thread. A
@@ -61,8 +61,7 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- client
 
 CONNECT_SECONDS = 10.0
-"""How long the kubelet waits for a plugin that has registered to listen and to return its
-options."""
+"""How long the kubelet waits until a plugin that has registered listens and returns its options."""
 
 CLOSED = "its connection was closed"
 
@@ -76,12 +75,12 @@ PRE_START_SECONDS = 30.0
 """The kubelet's limit for PreStartContainer."""
 
 IN_LOOP_BYTES = 16 * 1024
-"""Maximum size of a message that is parsed in the daemon's loop: about 250 devices, and about 2.5
-ms. A thread parses larger messages."""
+"""Maximum size of a message that is parsed in the daemon's loop: about 250 devices, which take
+about 2.5 ms. A thread parses larger messages."""
 
 RESPONSE_IN_LOOP_BYTES = 2 * 1024
-"""Maximum size of a response to Allocate that is converted in the daemon's loop. That takes less
-than a tenth of a millisecond; a thread takes twice as long."""
+"""Maximum size of a response to Allocate that is converted in the daemon's loop. Converting it
+takes less than a tenth of a millisecond, and twice as long in a thread."""
 
 _SERVICE = "v1beta1.DevicePlugin"
 
@@ -180,7 +179,7 @@ class PluginClient:
             options = parse(pb.DevicePluginOptions, answer)
         except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
-                return  # the options of the registration are valid
+                return  # the options in the registration are valid
             raise
         except GarbageError:
             raise ConnectionEndedError(
@@ -198,7 +197,8 @@ class PluginClient:
                 await self._latest.wait()
         except TimeoutError:
             return False
-        self._first = await self.next()  # without the timeout, which could lose the list
+        # No timeout here, because a cancellation could lose the list.
+        self._first = await self.next()
         return True
 
     async def next(self) -> Inventory:
@@ -362,7 +362,8 @@ def _ended(error: Exception) -> ConnectionEndedError:
 # ---------------------------------------------------------------- connection
 
 LIST_SECONDS = 2.0
-"""How long a new connection has to list its devices before it is reported as unavailable."""
+"""The maximum time for a new connection to list its devices before it is reported as
+unavailable."""
 
 REPLACE_SECONDS = 1.0
 """Minimum time between two attempts to connect, even if a plugin registers more often."""
@@ -447,7 +448,7 @@ class DevicePlugin:
         """The last registration. None before the first one."""
         self._barred: str | None = None
         self._opening: PluginClient | None = None
-        """A client that is being connected. There are never two."""
+        """A client that is being connected. There are never two such clients."""
         self._connection: PluginConnection | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
@@ -491,9 +492,10 @@ class DevicePlugin:
         return None if untried and wanted.tried else wanted
 
     async def next_registration(self, *, untried: bool = False) -> Registration:
-        """Wait for a registration to connect to; if `untried`, for one that was not tried yet."""
-        # There is only one waiter at a time: the life cycle while there is no connection, and then
-        # the connection.
+        """Wait for a registration to connect to. If `untried`, wait for one that was not tried
+        yet."""
+        # There is only one waiter at a time: first the life cycle, while there is no connection,
+        # and then the connection.
         while (wanted := self._wanted(untried=untried)) is None:
             self._changed.clear()
             await self._changed.wait()

@@ -4,10 +4,10 @@ Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 Each device plugin has a separate directory, so that the socket identifies the plugin that
 registers. The sockets are served while this instance is active. Like the kubelet at its start, the
 node plugin first removes all sockets from a directory, so that plugins notice and register again.
-It binds a socket under a different name, and then links it to its place. So the socket already
-listens when it appears. gRPC removes only the file that it has bound, and never a socket that
-another process has since created at the same place. A rename would not work, because many plugins
-watch the directory for created files, and a rename creates none.
+It binds a socket under a different name, and then links it to its final path. Therefore, the socket
+already listens when it appears. gRPC removes only the file that it has bound, and never a socket
+that another process has since created at the same path. A rename would not work, because many
+plugins watch the directory for created files, and a rename does not create a file.
 
 A device plugin can change its directory at any time. So the node plugin holds the directory open
 while it serves the socket, and never follows a symbolic link in it.
@@ -59,7 +59,7 @@ MAX_FILE_NAME = 255
 """Maximum length of a file name on Linux."""
 
 POLL_SECONDS = 1.0
-"""Time between two checks that the sockets are in their places."""
+"""Time between two checks that the sockets are in place."""
 
 MAX_RETRY_SECONDS = 60.0
 """Maximum delay between two attempts to serve the socket."""
@@ -74,8 +74,8 @@ MAX_REQUEST_BYTES = 16 * 1024
 """Maximum size of a registration, which has three short strings and three flags."""
 
 MAX_ENTRIES = 10_000
-"""Maximum number of files in a directory that are read. A device plugin owns them, and may create
-any number."""
+"""Maximum number of files in a directory that are read. The device plugin owns the directory, and
+may create any number of files."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -116,8 +116,8 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         accept: Callable[[Registration], Awaitable[None]],
         diagnostics: Diagnostics,
     ) -> None:
-        """Create the service. `accept` takes a valid registration, or raises :class:`RefusedError`.
-        It must not wait for a connection."""
+        """Create the service. `accept` handles a valid registration, or raises
+        :class:`RefusedError`. It must not wait for a connection."""
         self._directory = directory
         self._accept = accept
         self._diagnostics = diagnostics
@@ -173,7 +173,9 @@ class RegistrationSockets:
     """Serves the sockets of all directories."""
 
     def __init__(self, services: Mapping[Path, RegistrationService]) -> None:
-        """`services` has the service of each directory."""
+        """
+        :param services: the service of each directory.
+        """
         self._sockets = [_Socket(directory, service) for directory, service in services.items()]
 
     @property
@@ -191,7 +193,7 @@ class RegistrationSockets:
         loop = asyncio.get_running_loop()
         while True:
             with suppress(RuntimeError):  # no thread can be started now
-                # One round trip to a thread for all directories.
+                # Use one round trip to a thread for all directories.
                 losses = await asyncio.to_thread(lambda: [each.loss() for each in self._sockets])
                 for socket, loss in zip(self._sockets, losses, strict=True):
                     if loss is not None and loop.time() >= socket.due_at:
@@ -199,7 +201,7 @@ class RegistrationSockets:
             await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop serving. Only our own sockets are removed."""
+        """Stop serving. Only the sockets of this process are removed."""
         await asyncio.gather(*(socket.stop() for socket in self._sockets))
 
 
@@ -261,7 +263,7 @@ class _Socket:
             self.problem = None
 
     async def stop(self) -> None:
-        """Stop serving. Only our own socket is removed."""
+        """Stop serving. Only the socket of this process is removed."""
         await self._stop_server()
 
     async def _start_server(self) -> None:
@@ -285,7 +287,7 @@ class _Socket:
 
     def _prepare_directory(self) -> int:
         """Create the directory if it is missing, remove old sockets, and open it."""
-        # Only root registers, as with the kubelet's own directory.
+        # As with the kubelet's own directory, only root can register.
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         with open_directory(self._directory) as directory:
             if not self._cleaned:
@@ -317,8 +319,8 @@ class _Socket:
 
 
 def _link(directory: int, name: str) -> tuple[int, int]:
-    """Link a socket to its place, and return its identity. Blocks."""
-    # Only root may register, as with the kubelet's directory.
+    """Link a socket to its final path, and return its identity. Blocks."""
+    # As with the kubelet's own directory, only root can register.
     with restricted_socket(name, 0o600, dir_fd=directory) as opened:
         found = os.fstat(opened)
         with suppress(FileNotFoundError):
@@ -329,9 +331,9 @@ def _link(directory: int, name: str) -> tuple[int, int]:
 
 
 def _identity(directory: int) -> tuple[int, int] | None:
-    """Identify the socket in its place, to distinguish it from others. None if there is none.
-    The file system may reuse an inode immediately, so the identity includes the creation time.
-    Blocks."""
+    """Return the identity of the socket that is in place, to distinguish it from others. None if
+    there is no socket. The file system may reuse an inode immediately, so the identity includes the
+    creation time. Blocks."""
     try:
         found = os.stat(REGISTRATION_SOCKET, dir_fd=directory, follow_symlinks=False)
     except OSError:

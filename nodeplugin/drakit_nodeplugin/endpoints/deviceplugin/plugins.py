@@ -7,10 +7,10 @@ register. This module decides which resources may register and when they may be 
 devices of a claim to their resources.
 
 The kubelet's own device manager must not use a resource as well. Otherwise, a device could be
-allocated twice. A resource that the kubelet had must be missing in several complete responses over
-two minutes before it is free. Any other resource must be missing in two complete responses, because
-a kubelet that has just started adds its pods one by one. A missing or incomplete response proves
-nothing.
+allocated twice. A resource that the kubelet served is free only after it was missing in several
+complete responses over two minutes. Any other resource must be missing in two complete responses,
+because a kubelet that has just started adds its pods one by one. A missing or incomplete response
+proves nothing.
 
 Does not depend on claims beyond their devices, or on slices.
 """
@@ -62,16 +62,17 @@ RESPONSE_SECONDS = 2.0
 """Time limit for a response. A plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
-"""Minimum time between two complete responses before a resource that is in neither is free."""
+"""Minimum time between two complete responses before a resource that is missing in both is free."""
 
 CLEAR_SECONDS = 120.0
-"""How long a resource that the kubelet had must be missing, equal to the grace period of a stale
-claim. After a restart, the kubelet's device manager serves nothing until its plugins have
-registered again."""
+"""How long a resource that the kubelet served must be missing. It equals the grace period of a
+stale claim. After a restart, the kubelet's device manager does not serve anything until its plugins
+have registered again."""
 
 PERIOD_SECONDS = 30.0
-"""Delay between two polls while nothing waits for one. After twice this time without a response,
-earlier responses are no longer valid. So there are several responses within `CLEAR_SECONDS`."""
+"""Delay between two polls while no device plugin waits for the result. After twice this time
+without a response, earlier responses are no longer valid. Therefore, there are several responses
+within `CLEAR_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +83,10 @@ class Bar:
     """The reason as a sentence."""
 
     reason: NodeReason | None
-    """Reason of the Event. None while the wait is short."""
+    """The reason in the Event. None while the wait is short."""
 
     of_kubelet: bool = False
-    """Whether the kubelet currently has the resource."""
+    """Whether the kubelet currently serves the resource."""
 
 
 class KubeletResources:
@@ -102,12 +103,13 @@ class KubeletResources:
         self._complete_at = 0.0
         """The time of the last complete response, on the loop's clock."""
         self._had: dict[str, float | None] = {}
-        """Resources that a device plugin wanted while the kubelet had them. The value is the loop
-        time since which the resource has been missing, or None if it is not missing."""
+        """Resources that a device plugin wanted while the kubelet served them. The value is the
+        loop time since which the resource has been missing, or None if it is not missing."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
-        """Poll now, and return why a resource must not be used, or None if it is free."""
+        """Poll now, and return the reason why a resource must not be used, or None if it is
+        free."""
         await self.ask()
         return self.bar(resource)
 
@@ -165,7 +167,7 @@ class KubeletResources:
                 answer = await self._read()
         except TimeoutError:
             self._note({}, f"the kubelet did not respond within {RESPONSE_SECONDS:g} s")
-        except Exception as error:  # the client is passed in, so its errors are unknown
+        except Exception as error:  # the client is passed in, so it can raise any error
             self._note({}, str(error) or type(error).__name__)
         else:
             self._note(answer.resources, answer.unknown)
@@ -243,10 +245,10 @@ class DevicePluginsSource:
     ) -> None:
         """
         Create the source. `directory` contains a directory for each entry of `plugins`. A device
-        plugin sees its own as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns the
-        resources of the kubelet's own device manager. It may raise, and until there is a response,
-        no device plugin is used. `devices` reads the host's device nodes; by default, where the
-        chart mounts them.
+        plugin sees its own directory as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
+        returns the resources of the kubelet's own device manager. It may raise, and until there is
+        a response, no device plugin is used. `devices` reads the host's device nodes. By default,
+        it reads them where the chart mounts them.
         """
         self.name = name
         self.where = where
@@ -266,7 +268,8 @@ class DevicePlugins(Caller):
     """The endpoint of many resources. Implements :class:`.HostedEndpoint`."""
 
     blocked: str | None = None
-    """The endpoint has no separate event loop."""
+    """The call that blocks the event loop. Always None, because the endpoint does not have a
+    separate event loop."""
 
     def __init__(self, source: DevicePluginsSource, context: HostContext) -> None:
         driver = source.name
@@ -380,7 +383,8 @@ class DevicePlugins(Caller):
         # A connected plugin was cleared before, and remains in use while the kubelet does not
         # respond.
         if bar is not None and plugin.unavailable is not None:
-            # It is accepted and need not register again, but is not used until it is cleared.
+            # The registration is accepted and need not be repeated, but it is not used until the
+            # resource is cleared.
             self._bar(plugin, bar)
             self._poll_kubelet.set()
         else:
@@ -441,7 +445,7 @@ class DevicePlugins(Caller):
 class ClaimRouter:
     """Routes calls to the plugins of the resources: a claim may have devices of several resources.
     Implements :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of the plugins
-    is unavailable; an unprepare needs no plugin."""
+    is unavailable. An unprepare does not need a plugin."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
@@ -463,7 +467,7 @@ class ClaimRouter:
             plugin.allocate([item.devices[index] for index in indexes])
             for plugin, indexes in zip(plugins, requests.values(), strict=True)
         ]
-        if len(calls) == 1:  # most claims have one call, which needs no task
+        if len(calls) == 1:  # most claims have one call, which does not need a task
             results: Sequence[Edits | BaseException] = [await calls[0]]
         else:
             results = await asyncio.gather(*calls, return_exceptions=True)
