@@ -131,7 +131,7 @@ async def test_an_endpoint_that_lists_and_dies_at_once_is_connected_ever_more_sl
     ("seconds", "delay"),
     [
         pytest.param(59, 4, id="short-lives-keep-the-delay"),
-        pytest.param(60, 1, id="a-long-life-begins-anew"),
+        pytest.param(60, 1, id="a-long-life-begins-again"),
     ],
 )
 async def test_the_age_of_a_connection_decides_the_delay_before_the_next_one(seconds, delay):
