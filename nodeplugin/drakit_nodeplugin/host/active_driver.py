@@ -146,8 +146,8 @@ class Maintenance:
         }
 
     async def until_damaged(self) -> None:
-        """Wait until the checkpoint is found damaged. The driver must then restart, because only
-        opening the checkpoint can quarantine it."""
+        """Wait until the checkpoint is found to be damaged. The driver must then restart, because
+        only opening the checkpoint can quarantine it."""
         checkpoint = self._parts.checkpoint
         await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
 
@@ -390,7 +390,7 @@ class ActiveDriver:
 
     @property
     def broken(self) -> str | None:
-        """The damage of the checkpoint that was detected after the checkpoint was opened."""
+        """Damage to the checkpoint that was detected after it was opened, or None."""
         return self._checkpoint.broken
 
     def readiness_problem(self) -> str | None:

@@ -230,7 +230,7 @@ class HostedDriver:
         logger.info("this instance is active", extra={"driver": self.name})
 
     async def _close(self, active: ActiveDriver) -> None:
-        """Close a driver before the end of the process."""
+        """Close a driver before the process ends."""
         self._has_ended = False
         await active.close()
         with suppress(TimeoutError):
@@ -286,9 +286,9 @@ class HostedDriver:
             self._server.register_again()
 
     async def _read_numbers(self) -> None:
-        """Read the device numbers that this driver's claims hold, for the claims of other drivers.
-        The active instance may still add some. In these seconds, it could give another driver's
-        number to other hardware. A lock would cost more than this small risk."""
+        """Read the device numbers that this driver's claims hold, so that claims of other drivers
+        don't get them. Until the hand-over, the active instance may add numbers that this instance
+        does not know. The risk is small, and a lock would cost more."""
         numbers = self._environment.numbers
         try:
             claims = await asyncio.to_thread(read_device_numbers, self._data / "checkpoint.db")

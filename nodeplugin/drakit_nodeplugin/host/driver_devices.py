@@ -38,8 +38,8 @@ from drakit_nodeplugin.state.records import StoredDevice, StoredNode
 logger = logging.getLogger(__name__)
 
 UNPREPARING_SECONDS = 5.0
-"""Seconds between two checks for devices that are still being unprepared. A device that both checks
-find gets a taint. A normal unprepare takes milliseconds and does not require a taint."""
+"""Seconds between two checks for devices that are still being unprepared. A device that is found by
+both checks gets a taint. A normal unprepare takes milliseconds and does not require a taint."""
 
 UNKNOWN_SECONDS = 1.0
 """Seconds between two attempts to read the holds of claims, while these are unknown."""
@@ -209,8 +209,8 @@ class DriverDevices:
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
-        """Pass on the devices that claims hold. If they are currently unknown, the previous ones
-        still apply."""
+        """Pass the devices that claims hold to the manager and the policies. If they are currently
+        unknown, the previous ones remain in use."""
         self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
@@ -276,7 +276,8 @@ def _held_device(
 
 
 def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:
-    """Return a node in the form for the driver. Numbers from an earlier boot are meaningless."""
+    """Return a device node as the driver receives it. Numbers from an earlier boot are
+    meaningless."""
     return HeldNode(
         type=node.type,
         major=node.major if has_number else None,

@@ -221,7 +221,7 @@ class HostedDrivers:
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Stop hosting drivers that have neither a backend, devices nor claims."""
+        """Stop hosting drivers that have no backend, devices or claims."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
@@ -266,7 +266,7 @@ class HostedDrivers:
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
-    """Return the reason why a backend cannot have a name, or None. `own` are the drivers of the
+    """Return the reason why a backend cannot use a name, or None. `own` are the drivers of the
     configuration, and `hosted` those of backends."""
     if name in own:
         return f"the node plugin hosts driver {name} itself"

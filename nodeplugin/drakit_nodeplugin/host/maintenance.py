@@ -38,7 +38,9 @@ class MaintenanceWatch:
     """Follows the maintenances of the cluster, for all drivers of the process."""
 
     def __init__(self, session: asyncio.Future[Session], *, enabled: bool) -> None:
-        """:param enabled: whether to read maintenances. If not, there are none."""
+        """
+        :param enabled: whether to read maintenances. If False, no devices are in maintenance.
+        """
         self.revision = Revision()
         """Advances when the devices change."""
         self._session = session

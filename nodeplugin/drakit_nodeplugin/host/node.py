@@ -1,9 +1,9 @@
 """
 The node on which the plugin runs, and the environment that all drivers of the process share.
 
-This module contains the node's name, its labels as last read, its boot ID, and Events that concern
-no claim: rejected devices, damage, dropped fields. :mod:`drakit_nodeplugin.claims.events` writes
-the Events of claims.
+This module contains the node's name, its labels as last read, its boot ID, and Events that are not
+about claims: rejected devices, damage, dropped fields. :mod:`drakit_nodeplugin.claims.events`
+writes the Events of claims.
 
 Does not depend on drivers, claims or slices.
 """
@@ -45,15 +45,16 @@ COPY_VERSION = 1
 """Format version of the stored labels."""
 
 MAX_PENDING_EVENTS = 256
-"""Maximum number of Events waiting for the API server. Further ones are only logged."""
+"""Maximum number of Events waiting for the API server. Further Events are only logged."""
 
 
 class PluginNode:
     """
     A :class:`drakit.driver.Node` whose labels are read periodically.
 
-    A copy is stored on the node, only for drivers (`for_drivers`): a policy with a node selector
-    must apply at a start without the API server. Decisions about claims need current labels.
+    A copy is stored on the node, and is used only for drivers (`for_drivers`): a policy with a node
+    selector must apply even if the plugin starts without the API server. Decisions about claims
+    need current labels.
     """
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
@@ -224,4 +225,4 @@ class Environment:
     """Polls the kubelet's disk: sockets, locks and checkpoints."""
 
     cdi_poller: FilePoller = field(default_factory=FilePoller)
-    """Polls the directory of CDI files, which is on another disk or on none."""
+    """Polls the directory of CDI files, which is on another disk or in memory."""

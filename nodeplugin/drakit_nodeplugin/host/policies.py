@@ -6,10 +6,11 @@ the same name. Without the resource (404) or the permission to read it (403), th
 unless the node has stored some; :class:`~drakit_daemon.kube.reflector.Reflector` logs the error and
 retries.
 
-The node stores a copy of the policies that the driver applied last. It applies until the API server
-has listed the policies. Without it, a plugin that starts without the API server would withdraw
-devices. The file contains the policies as the API server sent them, so that each version of a
-driver checks them itself. A damaged file is quarantined, and the API server's list replaces it.
+The node stores a copy of the policies that the driver applied last. The copy applies until the API
+server has listed the policies. Without the copy, a plugin that starts without the API server would
+withdraw devices. The file contains the policies as the API server sent them, so that each version
+of a driver checks them itself. A damaged file is quarantined, and the API server's list replaces
+it.
 
 Types of policies are the vendor's code, so they are called in a thread, not in the daemon's loop.
 :mod:`drakit_driver.runtime.policies` passes the policies to the driver. The module does not depend
@@ -83,7 +84,7 @@ def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] 
     """
     Return the stored policies, or None if there are no usable ones.
 
-    :param quarantine: move a damaged file aside; otherwise, only log it.
+    :param quarantine: whether to rename a damaged file. If False, the damage is only logged.
     """
     try:
         content = path.read_bytes()
@@ -94,7 +95,7 @@ def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] 
         return None
     try:
         body = cast("dict[str, Any]", orjson.loads(content))
-        if body["version"] != VERSION:  # another release needs it after a rollback
+        if body["version"] != VERSION:  # another release may still need the file
             facts = {"file": str(path), "version": body["version"]}
             logger.warning("policies of another version are not used", extra=facts)
             return None
@@ -160,7 +161,7 @@ class PolicyState:
 
 def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolicy:
     """Check a policy. Runs the vendor's code, and may block. A backend checks its policies itself,
-    so they have no `kind`."""
+    so its policies have no `kind`."""
     try:
         created = datetime.fromisoformat(policy.created) if policy.created else _NEVER
         valid = read_policy(
@@ -197,7 +198,7 @@ class PolicyTable:
         known = self._valid.get(name)
         refused = self._refused.pop(name, None)
         if refused is not None and refused.stored == policy.stored:
-            self._refused[name] = refused  # it is listed again
+            self._refused[name] = refused  # the policy is listed again
             return
         if known is not None and known.stored == policy.stored:
             policy = known  # keep the same object, because the policy in effect does not change
@@ -212,7 +213,7 @@ class PolicyTable:
         last remains valid, unless it is this one."""
         name = policy.stored.name
         if self._valid.get(name) is not policy:
-            return  # it has changed, or was deleted
+            return  # the policy has changed, or was deleted
         if self._newest[name] is policy:
             self._refused[name] = policy
             self._newest[name] = replace(policy, policy=None, problem=problem)
@@ -241,7 +242,8 @@ class PolicyTable:
 
     @property
     def valid(self) -> Sequence[CheckedPolicy]:
-        """Return the last valid version of each policy, oldest policies first, up to the limit."""
+        """Return the last valid version of each policy, oldest first, up to
+        :data:`MAX_POLICIES`."""
         return self._by_age()[:MAX_POLICIES]
 
     def states(self, applied: AnyPolicies) -> Sequence[PolicyState]:

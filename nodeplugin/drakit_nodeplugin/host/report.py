@@ -53,7 +53,7 @@ MAX_NAME = 253
 """Maximum length of an object's name."""
 
 MAX_LISTED = 100
-"""Maximum number of entries in a list. The rest is counted."""
+"""Maximum number of entries in a list. Further entries are only counted."""
 
 MAX_STUCK = 20
 """Maximum number of stuck claims that are named."""
@@ -247,7 +247,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _by_key(bodies: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
-    """Return the first body with each key, because the API server rejects duplicates, and truncated
+    """Return the first body for each key, because the API server rejects duplicates, and truncated
     names can collide."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for body in bodies:
@@ -385,7 +385,7 @@ class ReportSources:
     publisher: SlicePublisher
     checkpoint: Checkpoint
     counts: Callable[[], Awaitable[Mapping[str, DeviceCounts]]]
-    """Returns the numbers of devices by pool. Raises CheckpointError."""
+    """Returns the device counts of each pool. Raises CheckpointError."""
     registration: Registration
     policies: PolicyWatch | None
     slow_calls: Callable[[], Sequence[str]] = tuple
@@ -570,7 +570,7 @@ class DriverReport:
         )
 
     def _policy_of(self, name: str) -> str:
-        """Return the policy of a device, as the publisher names it, or an empty string."""
+        """Return the name of a device's policy, as published, or an empty string."""
         if self._sources.policies is None:
             return ""
         pool, _, device = name.rpartition("/")
@@ -579,8 +579,8 @@ class DriverReport:
         return policy if isinstance(policy, str) else ""
 
     async def stuck(self, states: Mapping[str, int]) -> Sequence[str]:
-        """Return the UIDs of the claims that have been preparing or unpreparing for
-        :data:`STUCK_SECONDS`, according to the calls of this method. Raises CheckpointError."""
+        """Return the UIDs of the claims that have been preparing or unpreparing for at least
+        :data:`STUCK_SECONDS` since this method first found them. Raises CheckpointError."""
         checkpoint = self._sources.checkpoint
         now = asyncio.get_running_loop().time()
         uids: set[str] = set()
@@ -636,7 +636,7 @@ def _without_rejected(
 
 
 async def remove_report(session: Session, *, node: str, driver: str) -> bool:
-    """Delete a report. Return whether it is certainly gone."""
+    """Delete a report. Return whether it definitely no longer exists."""
     name = report_name(node, driver)
     if name is None:
         return True

@@ -2,8 +2,8 @@
 Finds out why the previous process ended, if the container was restarted.
 
 A process records in a file that it is running, in which pod and in which boot, and finally why it
-ended. The next process of the same pod and boot reads the record. A killed process leaves no
-reason.
+ended. The next process of the same pod and boot reads the record. A process that is killed cannot
+record a reason.
 
 Functions block. The module does not depend on drivers, or on how the reason is reported.
 """
@@ -38,8 +38,8 @@ class ProcessNote:
         self._process = {"instance": instance_uid, "boot": boot_id}
 
     def begin(self) -> str | None:
-        """Record that this process is running. Return why the previous process of this pod ended,
-        if there was one."""
+        """Record that this process is running. Return the reason why the previous process of this
+        pod ended, or None if there was none."""
         reason: str | None = None
         try:
             before: Any = orjson.loads(self._file.read_bytes())

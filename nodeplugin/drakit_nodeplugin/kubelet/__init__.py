@@ -1,1 +1,2 @@
-"""The kubelet-facing servers of a driver. They translate its calls, and make no decisions."""
+"""The kubelet-facing servers of a driver. They translate the kubelet's calls, and make no
+decisions."""

@@ -1,10 +1,10 @@
 """
 The DRA service, v1 and v1beta1: translates between the kubelet's messages and the plugin's types.
 
-The service checks each call, returns a result for every claim, and logs one line per call. Each
-malformed claim gets its own error; :mod:`drakit_nodeplugin.claims.queue` handles all others. While
-another instance of the driver is active, calls wait. The versions differ only in shares, which
-v1beta1 does not support.
+The service checks each call, returns a result for every claim, and logs one line per call. A
+malformed claim fails without affecting the others; :mod:`drakit_nodeplugin.claims.queue` handles
+all valid claims. While another instance of the driver is active, calls wait. The versions differ
+only in shares, which v1beta1 does not support.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@ Device health for the kubelet: streams that send all devices at the start, then 
 periodically all devices again.
 
 The kubelet considers a device's health valid for a timeout, which each message contains. So the
-stream sends all health again after a third of that time. A kubelet 1.36 requests the v1alpha1
-stream from every plugin, advertised or not, and logs an error every 5 s if the stream is missing.
-For a driver without health, that stream stays open and sends nothing, so the status of pods does
-not change. Since 1.37, kubelets request only advertised services.
+stream sends all health again after a third of that time. Kubelet 1.36 requests the v1alpha1 stream
+from every plugin, advertised or not, and logs an error every 5 s if the stream is missing. For a
+driver without health, that stream stays open and sends nothing, so the status of pods does not
+change. Since 1.37, kubelets request only advertised services.
 
 The source (:class:`.DeviceManager`) decides the health of a device.
 """
@@ -46,7 +46,7 @@ splits characters."""
 CUT = "..."
 
 MAX_LOGGED = 10
-"""Maximum number of devices that one log line names. The line counts the others."""
+"""Maximum number of devices that one log line names. Other devices are only counted."""
 
 MAX_LOGGED_CHARACTERS = 200
 """Maximum length of a device's message in the log. Vendors write these messages."""
@@ -89,7 +89,7 @@ class HealthService:
         )
         if not self._reports_health:
             return
-        # Import lazily: most drivers report no health, and do not need these messages.
+        # Import lazily: most drivers do not report health, and don't need these messages.
         from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
         from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
 
@@ -282,8 +282,8 @@ class Subscription:
 
 
 def _gone(state: DeviceHealth) -> DeviceHealth:
-    """Report a missing device as unknown, once. Otherwise it would keep its last health until the
-    kubelet's timeout."""
+    """Report a missing device as unknown, once. Otherwise, the device would keep its last health
+    until the kubelet's timeout."""
     return DeviceHealth(
         pool=state.pool,
         device=state.device,

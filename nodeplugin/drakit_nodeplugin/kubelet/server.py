@@ -58,11 +58,11 @@ RETRY_SECONDS = (1.0, 60.0)
 doubles."""
 
 PROBE_SECONDS = 1.0
-"""Time limit for each call of a probe. The kubelet waits as long for GetInfo."""
+"""Time limit for each call of a probe. The kubelet's timeout for GetInfo is the same."""
 
 _CUT_SECONDS = 1.0
-"""Grace period for calls when their server stops. Their work has ended, or continues in any
-case."""
+"""Grace period for calls when their server stops. Their work has ended, or continues without
+them."""
 
 _MAX_CALLS = 1024
 """Maximum number of concurrent calls on a socket. The kubelet makes a few calls for each pod that
@@ -169,7 +169,7 @@ class SocketGuard:
         self._identity = found.st_dev, found.st_ino
 
     def lost(self) -> str | None:
-        """Return the problem of our socket, or None if it is in place."""
+        """Return the problem with our socket, or None if there is none."""
         found = self._identity_now()
         if found is None:
             return "it was removed"
@@ -309,7 +309,7 @@ class DriverServer:
 
     async def stop(self) -> None:
         """
-        Refuse new calls, let responses go out, deregister, and stop serving. Can be called at any
+        Refuse new calls, send pending responses, deregister, and stop serving. Can be called at any
         time, and does not raise.
         """
         self._calls.refuse()

@@ -90,8 +90,8 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
             [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
             + [registry / f"dra-{long}-reg.sock"]
         ),
-        # The last candidate is outside of the driver's directory, whose name can have 63
-        # characters.
+        # The last candidate is outside of the driver's directory, whose name can be 63 characters
+        # long.
         dra=_first_that_fits(
             [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
         ),

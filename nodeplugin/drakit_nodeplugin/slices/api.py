@@ -204,7 +204,7 @@ class SliceStore:
         return self._slices.get(name)
 
     def replace_all(self, slices: Iterable[StoredSlice]) -> bool:
-        """Keep only these slices. Return whether any slice is gone."""
+        """Keep only these slices. Return whether any slice was removed."""
         before, self._slices = self._slices, {each.name: each for each in slices}
         self.listed.set()
         return bool(before.keys() - self._slices.keys())
@@ -218,8 +218,8 @@ class SliceStore:
             self.apply(new)
 
     def apply(self, new: StoredSlice) -> bool:
-        """Keep the newer of two versions. Return whether it is the new one. Resource versions of an
-        object are increasing integers (KEP-5504)."""
+        """Store a slice unless the stored version is newer. Return whether it was stored. Resource
+        versions of an object are increasing integers (KEP-5504)."""
         if (old := self._slices.get(new.name)) is not None:
             one, other = new.version, old.version
             numbered = one.isdigit() and other.isdigit()
@@ -230,8 +230,8 @@ class SliceStore:
         return True
 
     def remove(self, name: str, uid: str) -> bool:
-        """Forget a deleted slice. Return whether it was held. A new slice with the same name has a
-        different UID."""
+        """Forget a deleted slice. Return whether it was stored. A new slice with the same name has
+        a different UID."""
         old = self._slices.get(name)
         if old is None or old.uid != uid:
             return False
@@ -289,16 +289,16 @@ class PoolContext:
     """Returns the features that the API server is known to drop."""
 
     on_dropped: Callable[[Collection[Feature]], bool]
-    """Receives the features that a response lacks. Returns whether this invalidates plans."""
+    """Called with the features that a response lacks. Returns whether this invalidates plans."""
 
     kept: set[Feature | str]
     """The features and paths of extra fields that the API server keeps, as dry runs have shown."""
 
     on_name_taken: Callable[[str], None]
-    """Receives a sentence about an object that uses the name of a slice."""
+    """Called with a sentence about an object that uses the name of a slice."""
 
     on_rejected: Callable[[Mapping[str, str]], None]
-    """Receives the reasons why devices are not published, keyed by ``pool/device`` with the
+    """Called with the reasons why devices are not published, keyed by ``pool/device`` with the
     driver's pool names."""
 
 
@@ -328,11 +328,12 @@ class PoolWriter:
 
     The responses of the API server show what it does not accept:
 
-    * Another client may have created a slice with one of our names for another driver or node. Our
-      slices then get names that nobody can guess.
+    * Another client may have created a slice with one of our names for another driver or node. New
+      slices then get unguessable names.
     * A device that a rejection names is rejected until it changes.
-    * A slice that is rejected otherwise is retried later, because a policy of the cluster may have
-      rejected it. The other slices are still written, unless the pool would be incomplete.
+    * A slice that is rejected for any other reason is retried later, because a policy of the
+      cluster may have rejected it. The other slices are still written, unless the pool would be
+      incomplete.
     * An API server that does not support a field drops it silently.
     """
 
@@ -367,7 +368,7 @@ class PoolWriter:
         self._retry = Backoff(*RETRY_SECONDS)
 
     def forget(self) -> None:
-        """Retry rejected slices, because the API server may accept other slices than before."""
+        """Retry rejected slices, because the API server may accept them now."""
         self.known.clear()
         self.refused.clear()
         self.refused_layout.clear()
@@ -493,7 +494,7 @@ class PoolWriter:
             raise DroppedError
 
     def _note_refusal(self, write: SliceWrite, error: ApiError) -> bool:
-        """Return whether the rejection names devices. Those are rejected from now on."""
+        """Return whether the rejection names devices. These devices are rejected from now on."""
         found = refusal(error.details, write.body())
         if self._context.on_dropped(found.features):
             raise DroppedError from error
@@ -510,7 +511,7 @@ class PoolWriter:
     def _rename(self, name: str, found: StoredSlice | None) -> None:
         """Give new slices unguessable names, from the next round on."""
         self.secret = secrets.token_bytes(16)
-        if found is not None:  # otherwise it is already deleted, and may have been ours
+        if found is not None:  # otherwise, the slice is already deleted, and may have been ours
             node = f"node {found.node}" if found.node else "not bound to one node"
             note = (
                 f"the node plugin uses different names for new slices of pool {self._pool} of "

@@ -42,7 +42,7 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.taints import DOMAIN
 
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
-"""Fields of a spec that select nodes. Our slices have only ``nodeName``."""
+"""Fields of a spec that select nodes. Our slices use only ``nodeName``."""
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -147,7 +147,7 @@ class SliceContent:
     content."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
-    """In the order in which the allocator tries them."""
+    """The devices, in the order in which the allocator tries them."""
 
     counter_sets: Mapping[str, CounterSet | None] = field(
         default_factory=dict[str, "CounterSet | None"]
@@ -160,7 +160,7 @@ class SliceContent:
 
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
     """Return the attribute with the type of partitions for a slice with these devices. The API
-    requires that at least one device consumes counters, and that all devices that do have the
+    requires that at least one device consumes counters, and that each of these devices has the
     attribute."""
     if not attribute:
         return attribute
@@ -186,7 +186,7 @@ class Difference(IntEnum):
 
     NONE = 0
     TAINTS = 1
-    """Only taints differ. Any number of slices can be written for that, in the same generation."""
+    """Only taints differ. Any number of slices can then be written in the same generation."""
 
     CONTENT = 2
 
@@ -473,8 +473,8 @@ def _rfc3339(seconds: int) -> str:
 def published_order(
     devices: Mapping[str, DesiredDevice], published: Iterable[str]
 ) -> dict[str, DesiredDevice]:
-    """Return the devices of a pool in the driver's order. A device that is known only by name has
-    an order only if it is published."""
+    """Return the devices of a pool in the driver's order. A device that is known only by name has a
+    position only if it is published."""
     listed = [name for name, each in devices.items() if each.device is not None]
     names = keep_places(listed, (name for name in published if name in devices))
     return {name: devices[name] for name in (*names, *devices)}

@@ -11,7 +11,7 @@ two writes is either correct or not used:
 * everything else writes all slices of the pool under the next generation.
 
 Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. :mod:`.packing` decides which slice
-contains a device, :mod:`.contents` how two contents differ.
+contains a device, and :mod:`.contents` how two contents differ.
 
 Does not depend on the API server's client or clocks.
 """
@@ -97,7 +97,7 @@ def slices_by_index(
     Return the slices to keep, keyed by index.
 
     Names may contain a random part, so two slices can have the same index. For example, the
-    response to a create was lost, and the plugin restarted. Prefers the slice in `known`, otherwise
+    response to a create was lost, and the plugin restarted. The slice in `known` is kept, otherwise
     the newer one.
     """
     kept: dict[int, StoredSlice] = {}
@@ -422,7 +422,7 @@ class _Planner:
         same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
         if same_generation:
             tainted = {i for i, each in self.differences.items() if each is Difference.TAINTS}
-            # Write the last slices last: with them, the pool is complete again.
+            # Write the outdated slices last, because they make the pool complete again.
             kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
                 i for i in kept if i in held.behind
             ]

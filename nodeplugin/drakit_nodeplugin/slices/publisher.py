@@ -122,8 +122,8 @@ class SlicePublisher:
         return self._dropped
 
     def explain_dropped(self) -> Mapping[str, str]:
-        """Return a sentence about each feature that the API server drops, keyed by the word that
-        stands for it in reports."""
+        """Return a sentence about each feature that the API server drops, keyed by the feature's
+        name in reports."""
         return {
             feature.name.title().replace("_", ""): self._sentence({feature})
             for feature in Feature
@@ -138,7 +138,7 @@ class SlicePublisher:
     @property
     def rejected(self) -> Mapping[str, str]:
         """The reasons why desired devices are not published, keyed by ``pool/device`` with the
-        driver's pool names. Devices in the pool with the node's name have only their own name."""
+        driver's pool names. In the pool with the node's name, the key is only the device's name."""
         rejected: dict[str, str] = {}
         for pool in self._pools.values():
             rejected |= qualified(short_pool(self._node, pool.name), pool.rejected)
@@ -192,7 +192,7 @@ class SlicePublisher:
         del self._pools[pool.name]
 
     async def _wake(self) -> None:
-        """Wake the pools that have changed. Each has its own pace."""
+        """Wake the pools that have changed. Each pool has its own pace."""
         seen, before = self._manager.revision.number, self._manager.publication()
         while True:
             seen = await self._manager.revision.after(seen)
@@ -273,7 +273,7 @@ class SlicePublisher:
         return f"the API server does not support {describe(features)}; {effects(features, pools)}"
 
     def _forget(self) -> None:
-        """Handle a restart of the watch: the API server may be another one."""
+        """Handle a restart of the watch: the API server may have been replaced."""
         self._kept.clear()
         now = asyncio.get_running_loop().time()
         if now - self._forgot_at < FORGET_SECONDS:
@@ -312,7 +312,8 @@ class PoolPublisher:
         self._writer = PoolWriter(name, context)
 
     def forget(self) -> None:
-        """Compare everything again, because the API server may accept other slices than before."""
+        """Compare everything again, because the API server may accept slices that it rejected
+        before."""
         self._writer.forget()
         self._settled = False
         self.changed.set()
@@ -343,7 +344,7 @@ class PoolPublisher:
             except DroppedError:
                 settle = 0.0
                 self.changed.set()
-            # if the plugin has a bug, the pools of other drivers must still continue
+            # a bug must not affect the pools of other drivers
             except Exception as error:
                 self._failed(error)
             else:

@@ -1,10 +1,10 @@
 """
 The CDI files of one driver's claims: one spec per claim, named by its UID.
 
-The UID makes the name unique, because runtimes cache specs and read again only on a miss. The
-content of a file is generated once and stored with the claim. Later, the file is compared with that
-content, and restored without calling the driver. :mod:`drakit_formats.cdi` defines the format of a
-spec; the checkpoint writes and removes files together with their rows.
+The UID makes the name unique, because runtimes cache specs, and read them again only on a cache
+miss. The content of a file is generated once and stored with the claim. Later, the file is compared
+with that content, and restored without calling the driver. :mod:`drakit_formats.cdi` defines the
+format of a spec; the checkpoint writes and removes files together with their rows.
 
 Does not depend on the checkpoint, the API server, drivers or gRPC.
 """
@@ -33,7 +33,7 @@ class ClaimSpecs:
         self._driver = driver
         self._kind = f"{driver}/claim"
         self._prefix = f"{driver}-claim_"
-        # Don't flush files to disk: after a boot, every claim is prepared again, and its file
+        # Don't flush files to disk: after a boot, every claim is prepared again, and its file is
         # compared.
         self._directory = SpecDirectory(directory, durable=False)
 
@@ -64,11 +64,12 @@ class ClaimSpecs:
         return f"{self._kind}={uid}-{index}"
 
     def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
-        """Ensure that the files of these claims have these contents. Return those that failed."""
+        """Ensure that the files of these claims have these contents. Return the errors, keyed by
+        UID."""
         return self._each(texts, lambda name, uid: self._directory.write_text(name, texts[uid]))
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Ensure that these claims have no file. Return those that failed."""
+        """Ensure that these claims have no file. Return the errors, keyed by UID."""
         failed = self._each(uids, lambda name, _: self._directory.remove(name))
         # The kubelet passes on every UID. If a UID cannot be a file name, there is no file.
         no_name = (errno.EINVAL, errno.ENAMETOOLONG)
@@ -112,7 +113,8 @@ class ClaimSpecs:
     def _each(
         self, uids: Iterable[str], action: Callable[[str, str], object]
     ) -> dict[str, OSError]:
-        """Call `action` with the file and the UID of each claim. Return the failures."""
+        """Call `action` with the file and the UID of each claim. Return the errors, keyed by
+        UID."""
         failed: dict[str, OSError] = {}
         for uid in uids:
             try:

@@ -2,20 +2,20 @@
 The checkpoint: the claims of a driver that this node has begun to prepare, their devices, and the
 driver's endpoints.
 
-SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, whatever its
-size. After a crash, it contains the whole batch or nothing of it. Only the driver's active instance
-opens it for writing (:mod:`.lock`). Every write is compare-and-swap on a row's generation, because
-work on a claim can finish late. :mod:`drakit_nodeplugin.claims.allocation` decides whether an entry
-must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an unavailable
-endpoint.
+SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, regardless of
+its size. After a crash, it contains either the whole batch or nothing. Only the driver's active
+instance opens it for writing (:mod:`.lock`). Every write is compare-and-swap on a row's generation,
+because work on a claim can finish late. :mod:`drakit_nodeplugin.claims.allocation` decides whether
+an entry must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an
+unavailable endpoint.
 
 The same job in the writer's thread also handles a claim's CDI file and metadata files. It writes
 them after the row of a prepared claim, and removes them before the row.
 
 This module owns the writer's thread, the cache of recent rows, and the handling of errors.
-:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database, whatever
-its state. The module does not depend on gRPC, the API server, endpoints beyond their rows or the
-types of the engine.
+:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any
+state. The module does not depend on gRPC, the API server, endpoints beyond their rows or the types
+of the engine.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Checkpoint:
         metadata: MetadataFiles | None = None,
         numbers: HeldNumbers | None = None,
     ) -> None:
-        """Create a checkpoint. If `files` is None, it has only rows, and writes no files.
-        `numbers` are those of all drivers of the process. The checkpoint's directory has its
-        driver's name."""
+        """Create a checkpoint. If `files` is None, it has only rows, and writes no files. `numbers`
+        are the device numbers of all drivers of the process. The checkpoint's directory is named
+        after its driver."""
         self._files = files
         self._metadata = metadata
         self._driver = path.parent.name
@@ -95,7 +95,7 @@ class Checkpoint:
         self.damage: str | None = None
         """The cause of lost entries, until :meth:`rebuilt`. None if no entries were lost."""
         self.broken: str | None = None
-        """Damage that was detected after the checkpoint was opened. Nothing more is written,
+        """Damage that was detected after the checkpoint was opened. Nothing is written after that,
         because only opening the checkpoint again, at a restart, can quarantine it."""
         self.unusable: str | None = None
         """The reason why the checkpoint is currently unusable (no space, no permission, a newer
@@ -174,7 +174,7 @@ class Checkpoint:
         return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
-        """Count the claims by state, omitting states without claims. Raises CheckpointError while
+        """Return the number of claims in each state that has any. Raises CheckpointError while
         entries may be missing."""
         return await self._run_complete(rows.states)
 
@@ -186,7 +186,7 @@ class Checkpoint:
         files: bool = False,
     ) -> WriteOutcome:
         """
-        Write claims in one transaction, each if it has the generation of its stored row.
+        Write claims in one transaction, unless they conflict with stored rows.
 
         Generation 0 means that there is no row. A claim is not written if its row has another
         generation, or if another claim holds one of its devices and one of the two needs it
@@ -204,7 +204,7 @@ class Checkpoint:
         )
 
     async def confirm(self, claims: Collection[StoredClaim]) -> WriteOutcome:
-        """Write the CDI files of claims whose rows are still those that the caller knows. The
+        """Write the CDI files of claims whose rows are still those that the caller knows. All
         others are `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
 
@@ -212,8 +212,8 @@ class Checkpoint:
         self, claims: Collection[StoredClaim], *, files_of: Collection[str] = ()
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
         """
-        Remove the CDI files of claims. Then forget the claims whose file is gone in one
-        transaction, each if it has the generation of its stored row. Their devices are then free.
+        Remove the CDI files of claims. Then, in one transaction, forget each claim whose file is
+        gone, if it has the generation of its stored row. Their devices are then free.
 
         Also removes the files of the claims `files_of`, but keeps their rows. Returns the UIDs of
         rows that are kept because they differ, and the files that cannot be removed. Missing rows
@@ -268,8 +268,8 @@ class Checkpoint:
             await self._run(lambda database: self._transaction(database, forget))
 
     async def forget(self, uid: str, generation: int) -> bool:
-        """Delete a claim's row manually, if it still has this generation. Return whether it had.
-        Work in flight on the claim can no longer store anything."""
+        """Delete a claim's row manually, if it still has this generation. Return whether it was
+        deleted. Work in flight on the claim can no longer store anything."""
         return await self._run(lambda database: self._forget_by_hand(database, uid, generation))
 
     async def rebuilt(self) -> None:
@@ -358,8 +358,7 @@ class Checkpoint:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        # The last connection to close checkpoints and removes the log, so no temporary files
-        # remain.
+        # When the last connection is closed, SQLite removes the log, so no temporary files remain.
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
@@ -478,7 +477,7 @@ class Checkpoint:
         claim: StoredClaim,
         held: bool,
     ) -> TakenNumber | None:
-        """Decide in a transaction whether a claim can have its device numbers."""
+        """Decide in a transaction whether a claim can get its device numbers."""
         if unread and not held:
             raise CheckpointError(
                 "the device numbers that claims hold are unknown, because the checkpoint of driver "

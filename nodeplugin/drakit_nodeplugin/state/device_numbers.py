@@ -30,8 +30,8 @@ from drakit.device import ClaimReference
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 MAX_FORMER_NODES = 64
-"""Maximum number of previous numbers that a claim keeps for a device, the latest ones. A loose plug
-can renumber a device at every contact, and rows are bounded."""
+"""Maximum number of previous numbers that a claim keeps for a device. The oldest ones are removed
+first. A loose plug can renumber a device at every contact, and rows are bounded."""
 
 READ_SECONDS = 5.0
 """Maximum time that a claim waits for the rows of all drivers after the start. Usually, they are
@@ -44,7 +44,7 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenNumber:
-    """A number that a claim cannot have, because another claim holds it for other hardware."""
+    """A number that a claim cannot get, because another claim holds it for other hardware."""
 
     number: str
     """The number, for example ``c 188:0``."""
@@ -92,7 +92,7 @@ class HeldNumbers:
         """The claims that hold or want each number."""
 
     def expect(self, drivers: Iterable[str]) -> None:
-        """Admit no claim to a number until the rows of these drivers are read."""
+        """Make claims wait until the rows of these drivers are read."""
         with self._lock:
             self._unread.update(drivers)
             self._wait_until = time.monotonic() + READ_SECONDS
@@ -124,7 +124,7 @@ class HeldNumbers:
 
     def admit(self, driver: str, claim: StoredClaim, *, held: bool) -> TakenNumber | None:
         """
-        Return the reason why a claim cannot have its numbers, or None if it holds them from now on.
+        Return the reason why a claim cannot get its numbers, or None if it holds them from now on.
 
         `held` means that containers already use the claim's devices. The claim is then never
         refused, because that would only keep outdated numbers in its CDI file. :meth:`settle` must

@@ -2,11 +2,11 @@
 Holds: the devices and hardware of each claim, and the devices that fit in addition to them.
 
 A device is held by one claim exclusively, or by any number of shares, never both. Admin access is
-possible in addition to either, and consumes nothing. In addition, claims together must not exceed
-the counter sets that their devices consume, nor the capacity that their shares consume. So devices
-that consume the same counters, and shares of one device, overlap although they have no common name.
-A device consumes its counters once, regardless of the number of claims that share it. Amounts are
-integers (:func:`.quantity_units`), so that sums are exact.
+possible in addition to either, and does not consume anything. In addition, claims together must not
+exceed the counter sets that their devices consume, nor the capacity that their shares consume. So
+devices that consume the same counters, and shares of one device, overlap although they have no
+common name. A device consumes its counters once, regardless of the number of claims that share it.
+Amounts are integers (:func:`.quantity_units`), so that sums are exact.
 
 The limits are those of the main inventory. Each decision is part of the transaction that writes it,
 so it is valid across processes. :mod:`.rows` decides when to write rows.
@@ -89,7 +89,8 @@ class HeldDevice:
     """The pool's name in the API."""
     device: str
     consumes: Mapping[str, Amounts] | None
-    """Consumption by counter set. None if no inventory has listed the device since a rebuild."""
+    """The consumption, keyed by counter set. None if no inventory has listed the device since a
+    rebuild."""
 
     shared: Amounts | None = field(default_factory=dict[str, int])
     """The capacity that all shares consume. None if it is unknown for any share."""
@@ -108,7 +109,7 @@ def units_of(quantities: Mapping[str, str]) -> Amounts:
 
 def blocked_by_held(content: PoolContent, held: Collection[str]) -> frozenset[str]:
     """Return the devices of a pool that no claim holds, and that need more of a counter set than
-    the held devices leave over."""
+    the held devices leave."""
     used: dict[str, dict[str, int]] = {}
     for name in held:
         device = content.device(name)
@@ -305,8 +306,8 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
     """
     Return the UIDs of claims that :func:`refusal` must judge.
 
-    Others cannot be refused: no other row, and none of the other claims, has one of their devices,
-    and they consume only whole devices.
+    Other claims cannot be refused: no other row, and none of the other claims, has one of their
+    devices, and they consume only whole devices.
     """
     doubtful: set[str] = set()
     wanted: dict[tuple[str, str], str] = {}
@@ -329,7 +330,7 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
-    """Return a claim's devices in the form of the index."""
+    """Return a claim's devices as stored in the index."""
     shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for device in claim.devices:
         if device.hold == "share":
@@ -343,7 +344,7 @@ def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
 
 
 def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
-    """Return a claim's consumption of counter sets in the form of the index."""
+    """Return a claim's consumption of counter sets as stored in the index."""
     found: set[TakenFrom] = set()
     for device in claim.devices:
         if device.hold == "admin":

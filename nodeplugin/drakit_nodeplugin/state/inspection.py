@@ -1,11 +1,12 @@
 """
 Manual operations on a checkpoint: inspecting it, and forgetting a claim.
 
-An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
-Only the driver's active instance writes to a checkpoint. So forgetting a claim is a request, a
-small file next to the checkpoint. The active instance handles the request and removes the file. If
-no instance is active, the inspection takes the driver's lock for one transaction. :mod:`drakit_cli`
-decides when a claim may be forgotten, and updates everything outside the checkpoint.
+An inspection never writes: it does not quarantine anything, and creates no files while the daemon
+is down. Only the driver's active instance writes to a checkpoint. So forgetting a claim is a
+request, a small file next to the checkpoint. The active instance handles the request and removes
+the file. If no instance is active, the inspection takes the driver's lock for one transaction.
+:mod:`drakit_cli` decides when a claim may be forgotten, and updates everything outside the
+checkpoint.
 
 Functions block. The module does not depend on CDI files or the kubelet.
 """

@@ -7,8 +7,8 @@ driver. A metadata file is written before the CDI file that mounts it, and remov
 metadata file without a CDI file belongs to an unfinished step. Files are replaced as a whole, so a
 running container keeps the content that it was started with.
 
-A driver without metadata has no such files and no costs. If the directory is unreadable, only
-claims with metadata fail. :mod:`drakit_formats.resource.metadata` defines the format; the
+For a driver without metadata, there are no such files and no costs. If the directory is unreadable,
+only claims with metadata fail. :mod:`drakit_formats.resource.metadata` defines the format; the
 checkpoint writes and removes files together with their rows.
 
 Does not depend on the checkpoint, the API server, drivers or gRPC.
@@ -44,7 +44,7 @@ class MetadataFiles:
         """Create the object. `directory` belongs only to the driver. It must have the same path for
         container runtimes."""
         self._driver = driver
-        # Don't flush files to disk: after a boot, every claim is prepared again, and its files
+        # Don't flush files to disk: after a boot, every claim is prepared again, and its files are
         # compared.
         self._directory = SpecDirectory(directory, durable=False)
         self._names: dict[str, frozenset[str]] = {}
@@ -82,7 +82,7 @@ class MetadataFiles:
         return mounts
 
     def place(self, claims: Collection[StoredClaim]) -> Mapping[str, OSError]:
-        """Ensure that claims have exactly their files. Return the claims that failed."""
+        """Ensure that claims have exactly their files. Return the errors, keyed by UID."""
         failed: dict[str, OSError] = {}
         for claim in claims:
             if not claim.metadata and claim.uid not in self._known():
@@ -103,7 +103,7 @@ class MetadataFiles:
         return failed
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Ensure that these claims have no files. Return those that failed."""
+        """Ensure that these claims have no files. Return the errors, keyed by UID."""
         failed: dict[str, OSError] = {}
         for uid in uids:
             try:
@@ -139,9 +139,9 @@ class MetadataFiles:
             raise error
 
     def _known(self) -> dict[str, frozenset[str]]:
-        """Return the files by UID. Until the directory can be listed, those of earlier processes
-        are missing. A later start removes them, and containers cannot get them without a CDI
-        file."""
+        """Return the files, keyed by UID. Until the directory can be listed, those of earlier
+        processes are missing. A later start removes them, and containers cannot get them without a
+        CDI file."""
         if not self._is_listed:
             with self._listing:
                 if not self._is_listed:

@@ -46,7 +46,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 """The same limit as in the kubelet's own client. gRPC's default is 4 MiB."""
 
 _NO_POD = "drakit.dev-probe"
-"""A name that no pod has. The call only shows whether the kubelet implements it."""
+"""A name that no pod has. The response only shows whether the kubelet implements the call."""
 
 ResponseT = TypeVar("ResponseT")
 
@@ -54,7 +54,7 @@ _Call = Callable[[], Coroutine[Any, Any, ResponseT]]
 
 
 class PodResourcesError(Exception):
-    """The kubelet gave no usable response. The message is a sentence."""
+    """The kubelet did not return a usable response. The message is a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +123,8 @@ class PodList:
     """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
 
     asked_at: float
-    """The time of the call, on the loop's clock. Two checks that share a response are one
-    observation."""
+    """The time of the call, on the loop's clock. Two checks that share a response are treated as
+    one observation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,5 @@
 """
-Opens a checkpoint's database, whatever the state of its file.
+Opens a checkpoint's database, regardless of the state of its file.
 
 1. Finish a quarantine that a crash interrupted.
 2. Identify the file without writing. A file that only later versions can use remains unchanged.
@@ -66,7 +66,7 @@ FilesWithoutEntry = Callable[[Collection[str]], Collection[str]]
 
 
 class CheckpointError(Exception):
-    """The checkpoint could not be read or written. Nothing of the batch was stored."""
+    """The checkpoint could not be read or written. No part of the batch was stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
     try:
         private_directory(path.parent)
-        for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
+        for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged databases
             private_file(file)
         for complete in _with_suffix(path, _SALVAGED):  # from a quarantine that a crash interrupted
             _swap(path, complete)
@@ -275,7 +275,7 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
 
 
 def _free_name(path: Path, *, foreign: bool) -> str:
-    """Return the name for keeping a file that is replaced now."""
+    """Return the name under which a replaced file is kept."""
     kind = "foreign" if foreign else "damaged"
     stamp = f"{path.name}.{kind}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     used = {entry.name for entry in path.parent.iterdir()}

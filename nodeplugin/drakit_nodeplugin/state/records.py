@@ -126,8 +126,8 @@ class StoredClaim:
     files. None for other claims."""
 
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The content of its metadata files: JSON by the full name of the request. Empty if its driver
-    has no metadata."""
+    """The content of its metadata files: JSON, keyed by the full name of the request. Empty if its
+    driver has no metadata."""
 
     metadata_generation: int = 0
     """The number of versions that its metadata files have had so far."""
@@ -140,9 +140,9 @@ class StoredClaim:
     prepare it again when the kubelet asks."""
 
     generation: int = 0
-    """Set by the checkpoint at each write, and never reused. A writer must know the stored
-    generation, so that work that finishes late cannot overwrite newer work. 0 if there is no
-    entry."""
+    """The generation of the row. The checkpoint sets it at each write, and never reuses it. A
+    writer must know the stored generation, so that work that finishes late cannot overwrite newer
+    work. 0 means that there is no entry."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -131,7 +131,8 @@ def claims_in_state(connection: sqlite3.Connection, state: State) -> list[Stored
 
 
 def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> list[StoredClaim]:
-    """Return the next claims by UID, or all. Raises DamagedRowError."""
+    """Return up to `size` claims whose UIDs follow `after`, sorted by UID. Raises
+    DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
     return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
@@ -147,12 +148,12 @@ def uids(
 
 
 def states(connection: sqlite3.Connection) -> dict[str, int]:
-    """Count the claims by their state."""
+    """Return the number of claims in each state."""
     return dict(connection.execute("SELECT state, count(*) FROM claims GROUP BY state"))
 
 
 def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
-    """Return the endpoints by name, except those with damaged rows."""
+    """Return the endpoints, sorted by name, except those with damaged rows."""
     found = _endpoints(connection)
     return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
 

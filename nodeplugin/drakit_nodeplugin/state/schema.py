@@ -31,7 +31,7 @@ from drakit_nodeplugin.state.holds import counters_of, devices_of
 from drakit_nodeplugin.state.records import DamagedRowError, load
 
 VERSION = 3
-"""Increase it in each release that changes tables or rows."""
+"""The current version. Increase it in each release that changes tables or rows."""
 
 READABLE_FROM = 2
 """The oldest version that can use the databases of this one. Increase it when a table, a field or a
