@@ -55,19 +55,19 @@ def blinker_of(yard: Yard, pod_name: str) -> str:
 
 
 def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
-    red = opaque(BLINKERS, {"colour": "red"})
+    red = opaque(BLINKERS, {"color": "red"})
     yard.apply(
         claim("red", ("blinker", BLINKER_CLASS), config=[red]),
         pod("red", ("b", from_claim("red")), command=["sh", "-c", STAY]),
-        claim("blue", ("blinker", BLINKER_CLASS), config=[opaque(BLINKERS, {"colour": "blue"})]),
+        claim("blue", ("blinker", BLINKER_CLASS), config=[opaque(BLINKERS, {"color": "blue"})]),
         pod("blue", ("b", from_claim("blue")), command=["sh", "-c", STAY]),
     )
     yard.wait_phase("red", "Running")
     name = blinker_of(yard, "red")
-    assert yard.inside("red", "env | grep ^BLINKER_COLOUR_") == [
-        f"BLINKER_COLOUR_BLINKER__{name.upper()}=red"
+    assert yard.inside("red", "env | grep ^BLINKER_COLOR_") == [
+        f"BLINKER_COLOR_BLINKER__{name.upper()}=red"
     ]
-    assert "choose one of" in yard.event("blue", 'colour is "blue"')
+    assert "choose one of" in yard.event("blue", 'color is "blue"')
     assert yard.held() == {name}
     read = json.loads("".join(yard.inside("red", "read-metadata claim red blinker")))
     ((found,),) = [request["Devices"] for request in read["Requests"]]

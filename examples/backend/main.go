@@ -20,12 +20,12 @@ import (
 )
 
 var isLabel = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`).MatchString
-var isColour = regexp.MustCompile(`^(white|red|green)$`).MatchString
+var isColor = regexp.MustCompile(`^(white|red|green)$`).MatchString
 var notEnv = regexp.MustCompile(`[^A-Z0-9]`)
 
 // blinkers are the files of a directory. A file that begins with "broken" is an unhealthy blinker. The
 // state directory stands for the state of hardware: it has a symbolic link for each blinker that blinks,
-// because the kernel creates a link together with its target, which is "<UID> <claim> <colour>".
+// because the kernel creates a link together with its target, which is "<UID> <claim> <color>".
 type blinkers struct {
 	directory, state string
 	poll             time.Duration
@@ -62,7 +62,7 @@ func (b *blinkers) Prepare(_ context.Context, claim *backendv1.Claim) (*backendv
 	prepared := &backendv1.PreparedClaim{}
 	for _, device := range claim.GetDevices() {
 		name, inside := device.GetName(), "/blinkers/"+device.GetName()
-		wanted, colour, err := b.wanted(claim, device)
+		wanted, color, err := b.wanted(claim, device)
 		if err != nil {
 			return nil, fmt.Errorf("request %s, blinker %s: %w", device.GetRequest(), name, err)
 		}
@@ -74,7 +74,7 @@ func (b *blinkers) Prepare(_ context.Context, claim *backendv1.Claim) (*backendv
 		if device.GetAdminAccess() {
 			continue // read-only, because another claim may hold the blinker
 		}
-		edits.Env["BLINKER_COLOUR_"+suffix] = colour
+		edits.Env["BLINKER_COLOR_"+suffix] = color
 		mount.Options = []string{"rw", "nosuid", "nodev", "noexec", "bind"}
 		link := filepath.Join(b.state, name)
 		if held, _ := os.Readlink(link); strings.HasPrefix(held, claim.GetUid()+" ") {
@@ -89,23 +89,23 @@ func (b *blinkers) Prepare(_ context.Context, claim *backendv1.Claim) (*backendv
 	return prepared, nil
 }
 
-// wanted returns the target of the link for a device of a claim, and the colour.
+// wanted returns the target of the link for a device of a claim, and the color.
 func (b *blinkers) wanted(claim *backendv1.Claim, device *backendv1.AllocatedDevice) (string, string, error) {
 	given := struct {
-		Colour string `json:"colour"`
+		Color string `json:"color"`
 	}{"white"}
 	if err := backend.DecodeParameters(device.GetParameters(), &given); err != nil {
 		return "", "", err
 	}
-	if !isColour(given.Colour) {
-		return "", "", fmt.Errorf("colour is %q: choose one of white, red, green", given.Colour)
+	if !isColor(given.Color) {
+		return "", "", fmt.Errorf("color is %q: choose one of white, red, green", given.Color)
 	}
 	file, err := os.Lstat(filepath.Join(b.directory, device.GetName()))
 	if err != nil || !file.Mode().IsRegular() || !isLabel(device.GetName()) {
 		return "", "", errors.New("it no longer exists; create its file again")
 	}
-	link := fmt.Sprintf("%s %s/%s %s", claim.GetUid(), claim.GetNamespace(), claim.GetName(), given.Colour)
-	return link, given.Colour, nil
+	link := fmt.Sprintf("%s %s/%s %s", claim.GetUid(), claim.GetNamespace(), claim.GetName(), given.Color)
+	return link, given.Color, nil
 }
 
 // Check returns whether all blinkers of a claim still blink as the claim requests.

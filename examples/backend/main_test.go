@@ -122,14 +122,14 @@ func TestABrokenBlinkerIsUnhealthy(t *testing.T) {
 
 func TestAClaimGetsItsBlinkersAndGivesThemBack(t *testing.T) {
 	b := newBlinkers(t, "desk", "wall")
-	red := claim("a", `{"colour": "red"}`, "desk", "wall")
+	red := claim("a", `{"color": "red"}`, "desk", "wall")
 	for range 2 {
 		edits, failure := prepare(t, b, red)
 		if failure != "" || len(edits) != 2 {
 			t.Fatalf("%s: %v", failure, edits)
 		}
 		env := edits[0].GetEnv()
-		if env["BLINKER_MAIN_LIGHT__DESK"] != "/blinkers/desk" || env["BLINKER_COLOUR_MAIN_LIGHT__DESK"] != "red" {
+		if env["BLINKER_MAIN_LIGHT__DESK"] != "/blinkers/desk" || env["BLINKER_COLOR_MAIN_LIGHT__DESK"] != "red" {
 			t.Error(env)
 		}
 		if got := edits[1].GetMounts()[0].GetHostPath(); got != filepath.Join(b.directory, "wall") {
@@ -139,7 +139,7 @@ func TestAClaimGetsItsBlinkersAndGivesThemBack(t *testing.T) {
 			t.Error("it is not prepared")
 		}
 	}
-	if isPrepared(t, b, claim("a", `{"colour": "green"}`, "desk")) {
+	if isPrepared(t, b, claim("a", `{"color": "green"}`, "desk")) {
 		t.Error("red counts as green")
 	}
 	// By then the blinkers may be gone.
@@ -166,10 +166,10 @@ func TestErrorsNameTheBlinkerAndTheRemedy(t *testing.T) {
 		{claim("d", "{}", "wall"), ""},
 		{claim("e", "", "../state/desk"),
 			"request main/light, blinker ../state/desk: it no longer exists; create its file again"},
-		{claim("f", `{"colour": "blue"}`, "wall"),
-			`request main/light, blinker wall: colour is "blue": choose one of white, red, green`},
-		{claim("g", `{"color": "red"}`, "wall"),
-			`request main/light, blinker wall: there is no parameter "color": choose from colour`},
+		{claim("f", `{"color": "blue"}`, "wall"),
+			`request main/light, blinker wall: color is "blue": choose one of white, red, green`},
+		{claim("g", `{"shade": "red"}`, "wall"),
+			`request main/light, blinker wall: there is no parameter "shade": choose from color`},
 	} {
 		for range 2 {
 			if _, got := prepare(t, b, step.claim); got != step.expected {
@@ -181,7 +181,7 @@ func TestErrorsNameTheBlinkerAndTheRemedy(t *testing.T) {
 
 func TestAdminAccessTakesNothing(t *testing.T) {
 	b := newBlinkers(t, "desk")
-	prepare(t, b, claim("a", `{"colour": "red"}`, "desk"))
+	prepare(t, b, claim("a", `{"color": "red"}`, "desk"))
 	admin := claim("b", "", "desk")
 	admin.Devices[0].AdminAccess = true
 	edits, failure := prepare(t, b, admin)
@@ -191,14 +191,14 @@ func TestAdminAccessTakesNothing(t *testing.T) {
 	if err := b.Unprepare(t.Context(), admin); err != nil {
 		t.Error(err)
 	}
-	if !isPrepared(t, b, claim("a", `{"colour": "red"}`, "desk")) {
+	if !isPrepared(t, b, claim("a", `{"color": "red"}`, "desk")) {
 		t.Error("its holder has lost it")
 	}
 }
 
 func TestARestartLosesNothingAndARebootIsNoticed(t *testing.T) {
 	before := newBlinkers(t, "desk")
-	green := claim("a", `{"colour": "green"}`, "desk")
+	green := claim("a", `{"color": "green"}`, "desk")
 	prepare(t, before, green)
 	after := &blinkers{directory: before.directory, state: before.state}
 	if !isPrepared(t, after, green) {

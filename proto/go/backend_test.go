@@ -966,9 +966,9 @@ func TestParametersAreReadStrictly(t *testing.T) {
 	for parameters, expected := range map[string]string{
 		``:                               "white 50",
 		`{}`:                             "white 50",
-		`{"colour": "green"}`:            "green 50",
+		`{"color": "green"}`:             "green 50",
 		`{"level": 3, "at": {"x": 1}}`:   "white 3",
-		`{"colour": 3}`:                  "the parameter colour is of type number, but must be of type string",
+		`{"color": 3}`:                   "the parameter color is of type number, but must be of type string",
 		`{"level": "3"}`:                 "the parameter level is of type string, but must be of type int",
 		`{"at": {"x": "1"}}`:             "the parameter at.x is of type string, but must be of type int",
 		`{"at": {"y": 1}}`:               `there is no parameter "at.y": choose from x`,
@@ -979,31 +979,31 @@ func TestParametersAreReadStrictly(t *testing.T) {
 		`{"list": [null]}`:               "the parameter list[0] is null: omit it, or give it a value",
 		`{"map": {"A": {"X": 1}}}`:       `there is no parameter "map.A.X": choose from x`,
 		`{"map": {"A": {"x": 1}}, "free": {"X": 1}}`: "white 50",
-		`{"colour": null}`:                           "the parameter colour is null: omit it, or give it a value",
-		`{"Colour": "red"}`:                          `there is no parameter "Colour": choose from colour, level, at, list, map, free`,
-		`{"b": 1, "a": 1, "colour": 1}`:              `there is no parameter "a": choose from colour, level, at, list, map, free`,
-		`null`:                                       "the parameters are not a JSON object",
-		`["red"]`:                                    "the parameters are not a JSON object",
-		`{"colour": "red"}}`:                         "the parameters are not a JSON object",
+		`{"color": null}`:              "the parameter color is null: omit it, or give it a value",
+		`{"Color": "red"}`:             `there is no parameter "Color": choose from color, level, at, list, map, free`,
+		`{"b": 1, "a": 1, "color": 1}`: `there is no parameter "a": choose from color, level, at, list, map, free`,
+		`null`:                         "the parameters are not a JSON object",
+		`["red"]`:                      "the parameters are not a JSON object",
+		`{"color": "red"}}`:            "the parameters are not a JSON object",
 	} {
 		type position struct {
 			X int `json:"x"`
 		}
 		target := struct {
-			Colour string               `json:"colour"`
-			Level  int                  `json:"level,omitempty"`
-			At     position             `json:"at"`
-			List   []*position          `json:"list"`
-			Map    map[string]*position `json:"map"`
-			Free   json.RawMessage      `json:"free"`
-			Cache  string               `json:"-"`
-			own    string
-		}{Colour: "white", Level: 50}
-		got := fmt.Sprintf("%s %d", target.Colour, target.Level)
+			Color string               `json:"color"`
+			Level int                  `json:"level,omitempty"`
+			At    position             `json:"at"`
+			List  []*position          `json:"list"`
+			Map   map[string]*position `json:"map"`
+			Free  json.RawMessage      `json:"free"`
+			Cache string               `json:"-"`
+			own   string
+		}{Color: "white", Level: 50}
+		got := fmt.Sprintf("%s %d", target.Color, target.Level)
 		if err := DecodeParameters(parameters, &target); err != nil {
 			got = err.Error()
 		} else {
-			got = fmt.Sprintf("%s %d", target.Colour, target.Level)
+			got = fmt.Sprintf("%s %d", target.Color, target.Level)
 		}
 		if got != expected {
 			t.Errorf("%s: got %q, expected %q", parameters, got, expected)

@@ -191,7 +191,7 @@ def targets() -> Iterator[Tested]:
                 "mounts": {"{root}/blinkers": "rw"},
                 "env": ["BLINKER_*"],
             },
-            parameters={"colour": "red"},
+            parameters={"color": "red"},
             setup=_made("blinkers/{}", "a", "b", "c", "d"),
             unplug=lambda root: (root / "blinkers" / "c").unlink(),
         ),

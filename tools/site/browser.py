@@ -70,7 +70,7 @@ INSPECT = """(() => {
     break;
   }
   const scheme = document.body.dataset.mdColorScheme;
-  if (scheme !== "SCHEME") faults.push(`colour scheme ${scheme}`);
+  if (scheme !== "SCHEME") faults.push(`color scheme ${scheme}`);
   return faults;
 })()"""
 SETTLED = "document.readyState === 'complete' && [...document.images].every(i => i.complete)"
@@ -247,8 +247,8 @@ def visit(browser: Browser, base: str, look: Visit, pictures: Path | None) -> li
     browser.call("Page.navigate", url=base + look.page)
     # The theme's script sets the colors a moment later.
     scheme = {"light": "default", "dark": "slate"}[look.scheme]
-    coloured = f"document.body.dataset.mdColorScheme === '{scheme}'"
-    browser.wait_for(f"location.href === {json.dumps(base + look.page)} && {SETTLED} && {coloured}")
+    colored = f"document.body.dataset.mdColorScheme === '{scheme}'"
+    browser.wait_for(f"location.href === {json.dumps(base + look.page)} && {SETTLED} && {colored}")
     found = browser.value(INSPECT.replace("SCHEME", scheme))
     if pictures is not None:
         shot = browser.call("Page.captureScreenshot", captureBeyondViewport=True)

@@ -125,7 +125,7 @@ class TestExample:
         answer = backend.PrepareClaims(pb.PrepareClaimsRequest(claims=[claim]), timeout=10)
         (result,) = answer.claims
         assert result.error == ""
-        assert result.edits[0].env["BLINKER_COLOUR_BLINKER__DESK"] == "red"
+        assert result.edits[0].env["BLINKER_COLOR_BLINKER__DESK"] == "red"
 
 
 class TestTheAllowList:

@@ -211,9 +211,9 @@ def test_the_test_of_the_page_runs_and_notices_a_driver_that_is_wrong(tmp_path):
 
 def test_a_parameter_of_the_page_has_one_of_a_few_values(monkeypatch):
     blinking = module("blinking", listing(PAGE, "blinking.py"), monkeypatch).BlinkingParameters
-    assert blinking.model_validate({"colour": "red"}).colour == "red"
-    with pytest.raises(ValueError, match="colour"):
-        blinking.model_validate({"colour": "blue"})
+    assert blinking.model_validate({"color": "red"}).color == "red"
+    with pytest.raises(ValueError, match="color"):
+        blinking.model_validate({"color": "blue"})
 
 
 def test_the_capacity_that_the_page_selects_by_is_of_its_card(monkeypatch):

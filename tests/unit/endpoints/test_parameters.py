@@ -146,8 +146,8 @@ class Empty(DeviceParameters):
     ],
 )
 def test_an_unknown_key_names_the_known_ones_and_where_to_correct_it(kind, known):
-    assert refusal(kind, {"colour": "red"}) == (
-        f"the opaque parameters for driver {DRIVER} are invalid: colour: is not a known key; "
+    assert refusal(kind, {"color": "red"}) == (
+        f"the opaque parameters for driver {DRIVER} are invalid: color: is not a known key; "
         f"known keys: {known}; correct them in the claim, its template or its DeviceClass, and "
         f"recreate the pod"
     )
@@ -155,7 +155,7 @@ def test_an_unknown_key_names_the_known_ones_and_where_to_correct_it(kind, known
 
 @pytest.mark.parametrize(
     "config",
-    [{"mode": "medium"}, {"lenses": [{"colour": "red"}]}],
+    [{"mode": "medium"}, {"lenses": [{"color": "red"}]}],
     ids=["another-problem", "below-a-path"],
 )
 def test_the_known_keys_are_named_for_unknown_ones_of_the_type_itself(config):
@@ -180,7 +180,7 @@ def test_a_validator_that_fails_is_a_fault_of_the_driver(caplog):
 @pytest.mark.parametrize(
     ("kind", "configs"),
     [
-        pytest.param(Parameters, [{"colour": "red"}], id="unknown-key-to-a-newer-driver"),
+        pytest.param(Parameters, [{"color": "red"}], id="unknown-key-to-a-newer-driver"),
         pytest.param(Required, [], id="configs-that-were-not-rebuilt"),
         pytest.param(Odd, [{"mode": "medium"}], id="a-validator-that-fails"),
     ],
@@ -194,7 +194,7 @@ def test_a_validator_that_changes_what_it_gets_leaves_the_configs_as_they_are():
 
 
 def test_a_driver_without_parameters_refuses_any_in_one_sentence():
-    assert refusal(NoParameters, {"mode": "fast"}, {"colour": "red"}) == (
+    assert refusal(NoParameters, {"mode": "fast"}, {"color": "red"}) == (
         f"driver {DRIVER} accepts no opaque parameters; remove them from the claim, its "
         f"template or its DeviceClass, and recreate the pod"
     )

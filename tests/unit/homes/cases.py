@@ -474,7 +474,7 @@ PARAMETERS: Mapping[str, Configured] = {
     ),
     "large-numbers": Configured(configs=({"watts": 2**63 - 1},), parameters={"watts": 2**63 - 1}),
     "too-large": Configured(configs=({"watts": 2**63},), parameters=None, names="watts"),
-    "unknown": Configured(configs=({"colour": "red"},), parameters=None, names="colour"),
+    "unknown": Configured(configs=({"color": "red"},), parameters=None, names="color"),
     "another-case": Configured(configs=({"Color": "red"},), parameters=None, names="Color"),
     "null": Configured(configs=({"color": None},), parameters=None, names="color"),
     "a-number-for-a-text": Configured(configs=({"color": 3},), parameters=None, names="color"),
