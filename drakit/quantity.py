@@ -86,7 +86,7 @@ def quantity_problem(given: object) -> str | None:
     """Return the problem with a quantity, which must be valid and not negative."""
     if not isinstance(given, str):
         kind = type(given).__name__
-        return f'is of type {kind}, not a quantity as text (such as "8" or "16Gi")'
+        return f'is of type {kind}, not a quantity as a string (such as "8" or "16Gi")'
     try:
         value = parse_quantity(given)
     except ValueError as error:

@@ -74,7 +74,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
         with written(stage.cluster, LAMPS):
             stage.with_lamp("plain", 1)
             stage.with_lamp("tolerant", 2, tolerations=[tolerate("drakit.dev/stopped")])
-            stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
+            stage.event("tolerant", f"driver {LAMPS} is unavailable", REASON)
             stage.refused("plain")
             ((status, message),) = stage.device_health("user")
             assert status == "Unknown"

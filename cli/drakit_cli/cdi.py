@@ -50,5 +50,5 @@ def _of_file(path: Path) -> list[Problem]:
     except UnreadableSpecError as error:
         return [Problem(file=str(path), path="", severity="error", text=str(error))]
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return [replace(problem, file=str(path)) for problem in lint_spec(spec)]

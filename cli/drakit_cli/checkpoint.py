@@ -261,6 +261,6 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        print(f"{path} cannot be removed: {error}; remove it manually", file=sys.stderr)
+        print(f"{path} cannot be removed: {error.strerror}; remove it manually", file=sys.stderr)
         return False
     return True

@@ -58,7 +58,7 @@ def conformance(options: argparse.Namespace) -> int:
         try:
             options.junit.write_text(xml, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{options.junit} cannot be written: {error}") from error
+            raise UsageError(f"{options.junit} cannot be written: {error.strerror}") from error
     _print_summary(report)
     return 0 if report.good else 1
 
@@ -106,11 +106,8 @@ def print_result(result: RuleResult) -> None:
             print(_indented(f"reason: {result.rule.why}"))
             _print_log(result)
         case Outcome.BROKEN:
-            # The log of a driver that does not start is the same for all rules, so print it only
-            # once.
-            if result.log or not result.unusable:
-                print(_indented(result.text))
-                _print_log(result)
+            print(_indented(result.text))
+            _print_log(result)
     sys.stdout.flush()
 
 

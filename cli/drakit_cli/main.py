@@ -435,7 +435,7 @@ def _add_report(group: Commands) -> None:
     add_option(
         report,
         "-o --output FILE",
-        "write to a file; the suffix .tar.gz creates an archive (default: print the text)",
+        "write to a file; the suffix .tar.gz creates an archive (default: print the data)",
     )
     report.set_defaults(command="report.report")
     _add_place(report)

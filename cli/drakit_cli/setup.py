@@ -418,8 +418,10 @@ def _complain(name: str, reason: str) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(body, dict):
         raise UsageError(f"{path} must be a mapping from the names of policies to their specs")
     return cast("dict[str, Any]", body)

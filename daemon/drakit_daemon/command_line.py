@@ -187,7 +187,7 @@ def add_logging(parser: Parser, *, level: str | None = None, form: str | None = 
 
     for name, default, text in (
         ("level", level, "lowest level of the messages that are logged"),
-        ("format", form, "json writes one JSON object per line, text writes lines for people"),
+        ("format", form, "json writes one JSON object per line, text writes human-readable lines"),
     ):
         source = default or f"logging.{name} of the configuration file"
         parser.add_argument(

@@ -82,8 +82,8 @@ class StatusServers:
             except OSError as error:
                 await self.stop()
                 raise OSError(
-                    f"listen.{name}: {server.listen} cannot be used ({error}); choose another "
-                    f"address"
+                    f"listen.{name}: {server.listen} cannot be used: {error.strerror or error}; "
+                    f"choose another address"
                 ) from error
         # With port 0, the kernel chooses a free port, and only the log shows its number.
         logger.info(

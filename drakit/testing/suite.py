@@ -62,7 +62,7 @@ def conformance_tests(
     elif config is None and parameters is None and setup is None and unplug is None:
         tested = target
     else:
-        raise ValueError("a target that is not text already has its configuration")
+        raise ValueError("a target that is not a string already has its configuration")
 
     unusable: RuleResult | None = None
 

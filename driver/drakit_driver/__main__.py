@@ -168,9 +168,9 @@ def parser() -> ProgramParser:
     made.add_argument(
         "--unprepare-late",
         action="store_true",
-        help="with --device-plugin: undo what was prepared for a pod only before the next pod gets "
-        "the device, because the kubelet does not report the end of a pod; without this option, a "
-        "driver with side effects is refused",
+        help="with --device-plugin: unprepare a device only before its next pod gets it, because "
+        "the kubelet does not report the end of a pod; without this option, a driver with side "
+        "effects is refused",
     )
     made.add_argument(
         "--device-plugins-directory",

@@ -400,8 +400,8 @@ class ContainerCalls:
                 answer = answers[claim.claim.uid]
                 if isinstance(answer, EndpointStoppedError):
                     raise DeviceFailedError(
-                        f"driver {self._driver} is stopped: {answer.reason}; it is restarted, and "
-                        f"a new pod can use the device then"
+                        f"driver {self._driver} is unavailable: {answer.reason}; create the pod "
+                        f"again when the driver is available"
                     )
                 if isinstance(answer, DeviceFailedError):
                     raise DeviceFailedError(f"device {claim.claim.name}: {answer}")
@@ -569,7 +569,7 @@ class DevicePluginServer:
     def unready(self) -> str | None:
         """Implement :meth:`.Probed.unready`."""
         stopped = self._state.stop_reason
-        return f"the driver is stopped: {stopped}" if stopped else self.unconnected()
+        return f"the driver is unavailable: {stopped}" if stopped else self.unconnected()
 
     async def start(self) -> None:
         """Start the driver. Raises :class:`SettingsError` if the driver rejects its

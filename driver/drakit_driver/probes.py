@@ -225,7 +225,8 @@ class DriverProbes:
             await server.start()
         except OSError as error:
             raise SettingsError(
-                f"--probe-port: {port} cannot be used ({error}); choose another port"
+                f"--probe-port: {port} cannot be used: {error.strerror or error}; choose another "
+                f"port"
             ) from error
         self._server = server
         logger.info("probes and metrics served", extra={"port": self.port})

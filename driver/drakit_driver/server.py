@@ -435,7 +435,7 @@ class DriverServer:
         if self._is_stopping:
             return "the driver is stopping"
         if reports.message is None and reports.stop_reason:
-            return f"the driver is stopped: {reports.stop_reason}"
+            return f"the driver is unavailable: {reports.stop_reason}"
         if (problem := self.unconnected()) is not None:
             return problem
         if reports.message is None and (watching or self._driver.traits.policies is None):

@@ -303,7 +303,7 @@ def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
         return
     if len(claim.consumers) >= MAX_CONSUMERS:
         what = (
-            f"is reserved for {MAX_CONSUMERS} pods, the most that the API allows; delete a pod "
+            f"is reserved for {MAX_CONSUMERS} pods, the maximum; delete a pod "
             f"that uses it, or use a second claim"
         )
     elif any(each.name == pod.name for each in claim.consumers):

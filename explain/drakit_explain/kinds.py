@@ -52,6 +52,15 @@ UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 """The errors that the projection of a malformed object can raise."""
 
 
+def problem_of(error: Exception) -> str:
+    """Describe an error of UNREADABLE, without the names of Python's exceptions."""
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+        return str(error)
+    return "a field has a value of an unexpected type"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """A kind of object, with its names in paths and in sentences."""

@@ -137,7 +137,7 @@ def _perhaps_passing(finding: Finding, note: str) -> Finding:
     return replace(
         finding,
         what=f"{finding.what} ({note})",
-        transient=finding.transient or f"{finding.code} beside an incomplete pool",
+        transient=finding.transient or f"{finding.code} in addition to an incomplete pool",
     )
 
 
@@ -584,7 +584,7 @@ def _too_much(trial: Trial, answers: Mapping[str, Verdict]) -> Finding:
     return Finding(
         code=Code.REQUESTS_COMPETE,
         what=f"{where} enough devices for all requests of the pod's claims together, although "
-        f"each request alone could be allocated",
+        f"each request could be allocated by itself",
         advice="reduce the requests, or add devices to one node",
     )
 

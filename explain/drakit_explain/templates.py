@@ -101,8 +101,8 @@ def _never_together(claims: Sequence[AskedClaim], nodes: _Nodes) -> Iterator[Fin
         yield Finding(
             code=Code.REQUESTS_COMPETE,
             what="even if all devices are free, no node has enough for all of its claims "
-            "together, although each claim alone could be allocated; reduce the requests or add "
-            "devices to one node",
+            "together, although each claim could be allocated by itself; reduce the requests or "
+            "add devices to one node",
         )
 
 
@@ -262,7 +262,7 @@ def _together(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
     yield Finding(
         code=Code.REQUESTS_COMPETE,
         what="even if all devices are free, no node has enough for all of its requests together, "
-        "although each request alone could be allocated; reduce the requests or add devices to "
+        "although each request could be allocated by itself; reduce the requests or add devices to "
         "one node",
     )
 

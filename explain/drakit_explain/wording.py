@@ -112,7 +112,7 @@ def advice(found: Availability, *, released: bool) -> str:
     if found.elsewhere.devices and not found.releasable and not found.free:
         match {kind for kind, _ in _rules_of_nodes(found)}:
             case kinds if kinds == {_RESOURCES}:
-                parts.append("reduce what the pod requests, or free resources on those nodes")
+                parts.append("reduce the requests of the pod, or free resources on those nodes")
             case kinds if kinds == {_CONDITION}:
                 parts.append(
                     "check those nodes (kubectl describe node), or publish devices on the nodes "

@@ -59,7 +59,10 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     await node.restore()
     try:
         boot_id = read_boot_id(config.boot_id_file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        why = f"{config.boot_id_file} cannot be read: {error.strerror}"
+        raise ConfigError(f"{launch.config_file}: bootIDFile: {why}") from error
+    except ValueError as error:
         raise ConfigError(f"{launch.config_file}: bootIDFile: {error}") from error
     session: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
     environment = Environment(

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
 from drakit_daemon.kube import ApiError, Session
-from drakit_explain.kinds import KINDS, UNREADABLE, Kind
+from drakit_explain.kinds import KINDS, UNREADABLE, Kind, problem_of
 from drakit_formats import crds
 from drakit_operator.kopf_import import Resource, kopf, run
 from drakit_operator.sources import Event, Sources
@@ -139,7 +139,8 @@ class Handlers:
         try:
             kind.project(body, crds.VERSION)
         except UNREADABLE as error:
-            raise kopf.PermanentError(f"its content has an unknown shape: {error!r}") from error
+            why = f"this version of drakit does not know its format: {problem_of(error)}"
+            raise kopf.PermanentError(f"{why}; upgrade drakit") from error
         again = None
         if self._sources.is_current:
             try:

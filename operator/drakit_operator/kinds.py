@@ -18,7 +18,7 @@ from typing import Any
 
 from drakit_daemon.kube import ForbiddenError, Session, resource_path
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.kinds import PODS, UNREADABLE, Kind
+from drakit_explain.kinds import PODS, UNREADABLE, Kind, problem_of
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import Object, child
 
@@ -50,7 +50,8 @@ class Served:
             return self.kind.project(body, self.version)
         except UNREADABLE as error:
             metadata = child(body, "metadata")
-            on_skipped(self.kind, metadata, f"its content has an unknown shape: {error!r}")
+            why = f"this version of drakit does not know its format: {problem_of(error)}"
+            on_skipped(self.kind, metadata, f"{why}; upgrade drakit")
             return self.project_unreadable(metadata)
 
     def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:

@@ -45,7 +45,7 @@ class Metrics:
         )
         self.allocator_answers = counter(
             "drakit_operator_allocator_answers",
-            "Questions to Kubernetes' allocator about claims on a node, by its answer",
+            "Queries of Kubernetes' allocator about claims on a node, by result",
             ["result"],
         )
         self.admission_requests = counter(

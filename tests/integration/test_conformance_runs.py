@@ -138,6 +138,7 @@ def test_a_driver_that_does_not_start_is_tried_once(tmp_path, capfd, few_rules):
     assert lines.count("exit code 2") >= 1
     assert lines.count("BROKEN ") == len(ALL)
     assert lines.count("(0.0 s)") == len(ALL) - 1
+    assert lines.count("because of the result of rule kept") == len(ALL) - 1
     assert f"{len(ALL)} broken" in lines
 
 

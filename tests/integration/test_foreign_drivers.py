@@ -247,7 +247,7 @@ async def test_a_backend_with_malformed_messages_or_a_name_in_use_affects_no_oth
 
         await rig.until(stopped_notes)
         (stopped,) = stopped_notes()
-        assert stopped.startswith("driver bad.example.com is stopped: ")
+        assert stopped.startswith("driver bad.example.com is unavailable: ")
         assert rig.published_by("bad.example.com") == []
         code, errors = await stop(process)
     assert code == 0, errors

@@ -216,7 +216,9 @@ async def test_a_damaged_checkpoint_is_quarantined_and_reported(rig):
     [
         pytest.param({"kubletRoot": "/x"}, "kubletRoot: is not a known key", id="unknown-key"),
         pytest.param(
-            {"bootIDFile": "/no/such/file"}, "bootIDFile: [Errno 2] No such file", id="no-boot-id"
+            {"bootIDFile": "/no/such/file"},
+            "bootIDFile: /no/such/file cannot be read: No such file",
+            id="no-boot-id",
         ),
         pytest.param(
             {

@@ -197,7 +197,7 @@ async def test_two_held_devices_that_swap_their_numbers(rig):
         assert rig.slice_writes() == writes
         assert notes["claim-uid-a"] == (
             f"claim lab/claim-uid-a: on node {NODE}, the device number of port-a changed from "
-            "c 188:0 to c 188:1; running containers keep the old number, and have no right to "
+            "c 188:0 to c 188:1; running containers keep the old number, and cannot open "
             "the new one until they restart; restart them, or delete the pods that use the claim"
         )
         assert (await stop(process))[0] == 0

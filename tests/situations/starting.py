@@ -307,7 +307,10 @@ def scheduler_found_no_devices_a_moment_ago(s: Scene) -> Iterator[None]:
 
 @situation(
     verdict=Verdict.FITS,
-    words=("no node has both the devices and what else the pod needs (not checked: its volumes)",),
+    words=(
+        "no node has both the devices and the other resources that the pod needs "
+        "(not checked: its volumes)",
+    ),
     never=("not the cause",),
     unreal=FREE,
 )

@@ -88,7 +88,7 @@ async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(met
 
     answers = await queue.ask("prepare", [A, B], timeout_seconds=40)
 
-    assert "an internal error of the node plugin (RuntimeError)" in (answers[B.uid].error or "")
+    assert "an internal error of the node plugin" in (answers[B.uid].error or "")
     assert value(metrics, "drakit_claim_errors_total", operation="prepare", reason="Fault") == 1
 
 

@@ -105,7 +105,7 @@ def _add_listings(commands: Commands) -> None:
         help="show the pools of devices, and the free devices",
         description="Shows the numbers of free, allocated, tainted, unhealthy and gone devices in "
         "each pool, and the claims to which devices are allocated. Each device is counted once. "
-        "For one device, shows its attributes, its capacity, its taints with who added them, and "
+        "For one device, shows its attributes, its capacity, its taints with their sources, and "
         "the claims and pods that use it.",
         examples=(
             "kubectl drakit devices",
@@ -114,7 +114,7 @@ def _add_listings(commands: Commands) -> None:
     )
     drivers = commands.add_parser(
         "drivers",
-        help="show the drivers, and what is wrong with them",
+        help="show the drivers and their problems",
         description="Shows each driver of the cluster, whether it is made with drakit or not: the "
         "nodes on which its plugin must run, is registered and publishes, its pools and devices, "
         "and its problems with the commands that help.",
@@ -166,7 +166,7 @@ def _add_listings(commands: Commands) -> None:
         "--fail-on",
         choices=("problem", "note"),
         default="problem",
-        help="exit with 1 if there is a problem, or also if there is a note (default: problem)",
+        help="the least severe finding for which to exit with 1 (default: problem)",
     )
     add_option(
         claims,
@@ -291,7 +291,7 @@ def _add_version(commands: Commands) -> None:
             "kubectl drakit version --client",
         ),
     )
-    add_option(version, "--client", "show only what is on this machine")
+    add_option(version, "--client", "show only the versions on this machine")
     version.set_defaults(command="version")
     _add_shared(version, formats=_FORMATS)
 

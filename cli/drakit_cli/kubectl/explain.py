@@ -616,8 +616,8 @@ def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
             )
         named = f" (not checked: {', '.join(unchecked)})" if unchecked else ""
         return (
-            f"but no node has both the devices and what else the pod needs{named}: the scheduler "
-            f"reports {counts}"
+            f"but no node has both the devices and the other resources that the pod needs{named}: "
+            f"the scheduler reports {counts}"
         )
     then = "if it stays pending, devices are not the cause" if starts else "the scheduler decides"
     if unchecked:

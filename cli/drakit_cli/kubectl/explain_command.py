@@ -173,5 +173,7 @@ _ABOUT: Mapping[str, Callable[[Session, str, Target], Awaitable[Explanation]]] =
 def _content(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} cannot be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is not UTF-8 text") from None

@@ -192,7 +192,7 @@ async def _read_pods(
             continue
         except ApiError as error:
             what = "pods and PodDisruptionBudgets"
-            effect = "what becomes of the pods is unknown"
+            effect = "it is unknown which pods can be evicted"
             gap = gap_of(error, "pods", denied=f"read {what}", failed=what, effect=effect)
             found.gaps.append(gap)
             continue

@@ -41,7 +41,7 @@ from drakit_daemon.kube import (
     UnauthorizedError,
     resource_path,
 )
-from drakit_explain.kinds import UNREADABLE
+from drakit_explain.kinds import UNREADABLE, problem_of
 from drakit_explain.model import ClaimFacts, ClassFacts, PodFacts, TemplateFacts
 from drakit_explain.projection import project_claim, project_class, project_pod, project_template
 from drakit_formats.resource.objects import Object, child, children, requests_from_version, text
@@ -156,7 +156,7 @@ def read_documents(content: str, namespace: str) -> tuple[list[Document], set[st
         # Convert all values to the types that an API server accepts.
         bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
     except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
-        raise UsageError(f"the manifest is not YAML: {error}") from None
+        raise UsageError(f"the manifest is not valid YAML: {error}") from None
     names: set[str] = set()
     found = list(_documents(bodies, namespace, names))
     if not any(each.kind in _EXPLAINED for each in found):
@@ -222,7 +222,7 @@ async def complete(
             await of.add(document)
         except UNREADABLE as error:
             raise UsageError(
-                f"the {document.title} of the manifest is malformed: {error!r}"
+                f"the {document.title} of the manifest is malformed: {problem_of(error)}"
             ) from None
     if not any(each.kind in (POD, *_WORKLOADS) for each in documents):
         of.manifest.pods.extend(of.users)
@@ -411,8 +411,8 @@ def _with_mode(request: Object) -> Object:
 
 
 def _check_types(fact: Any) -> None:
-    """Raise TypeError if an object that the API server did not check has a number or a list instead
-    of a string."""
+    """Raise ValueError if an object that the API server did not check has a number or a list
+    instead of a string."""
     hash(fact)
     for each in fields(fact):
         value = getattr(fact, each.name)
@@ -422,7 +422,7 @@ def _check_types(fact: Any) -> None:
             elif str(each.type).startswith(("str", "tuple[str, ...]")) and not isinstance(
                 one, str | None
             ):
-                raise TypeError(f"{one!r} is not a string")
+                raise ValueError(f"{one!r} is not a string")
 
 
 def _read_resource(of: Document, manifest: Manifest) -> None:

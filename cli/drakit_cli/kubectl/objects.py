@@ -190,7 +190,7 @@ def explain_slice(of: SliceFacts, found: Gathered) -> PoolReport:
     newest = max((each.generation for each in pools), default=of.generation)
     state = f"ResourceSlice {of.name} publishes {number} of {known}"
     if of.generation < newest:
-        state += f"; it is of generation {of.generation}, and only those of {newest} count"
+        state += f"; it is of generation {of.generation}, and the scheduler only uses {newest}"
     return PoolReport(report=_report(SLICE.kind, of.name, reasons, state, found), pools=pools)
 
 

@@ -25,7 +25,7 @@ from drakit_cli.kubectl.targets import ObjectKind
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain.broken import claims_of_pod, is_placed
 from drakit_explain.evidence import QUOTED, Event, Events
-from drakit_explain.kinds import PODS, UNREADABLE
+from drakit_explain.kinds import PODS, UNREADABLE, problem_of
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import PodFacts
 from drakit_explain.pending import waits
@@ -99,7 +99,9 @@ async def read_pod(session: Session, kind: ObjectKind, namespace: str, name: str
     try:
         return see_pod(body)
     except UNREADABLE as error:
-        raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
+        raise CommandError(
+            f"pod {namespace}/{name} has an unknown format: {problem_of(error)}; upgrade drakit"
+        ) from None
 
 
 async def list_pods(
@@ -159,7 +161,7 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
             PODS.plural,
             denied="list pods of all namespaces",
             failed="pods",
-            effect="what they leave of CPU, memory and the number of pods of a node is unknown",
+            effect="the free CPU, memory and number of pods of nodes are unknown",
             where="nodes",
         )
         return replace(found, gaps=[*found.gaps, gap])
@@ -209,7 +211,7 @@ async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts
             *(list_events(session, namespace, each) for each in selectors)
         )
     except ApiError as error:
-        effect = "what the kubelet, drivers and controllers report is unknown"
+        effect = "the reports of the kubelet, drivers and controllers are unknown"
         gap = gap_of(error, "events", denied="list Events", failed="Events", effect=effect)
         return replace(found, events=Events(hidden=gap.forbidden), gaps=[*found.gaps, gap])
     return replace(found, events=Events(each for listing in listings for each in listing))

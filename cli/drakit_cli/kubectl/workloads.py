@@ -109,7 +109,7 @@ _MAX_MESSAGE = 768
 
 def _advice(said: str) -> str:
     if "exceeded quota" in said:
-        return "; delete what is not needed, or ask an administrator for more"
+        return "; delete unneeded objects, or ask an administrator for a larger quota"
     if "webhook" in said:
         return "; check the webhook, or change the pods as it asks"
     return ""

@@ -347,10 +347,10 @@ def _has_endless_token(loader: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    # YAML errors quote the file, including its tokens, so only the type of the error is reported.
-    if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
-        return str(error)
-    return f"it cannot be read ({type(error).__name__})"
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror or error}"
+    # YAML errors quote the file, including its tokens, so their messages are not reported.
+    return str(error) if type(error).__name__ == "ConfigException" else "its content is malformed"
 
 
 def _configuration(library: _Library) -> Any:

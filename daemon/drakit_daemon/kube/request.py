@@ -214,17 +214,20 @@ class TooManyRequestsError(ApiError):
 class UnavailableError(ApiError):
     @classmethod
     def no_response(cls, method: str, path: str, *, why: str) -> Self:
-        return cls(status=0, reason="NoAnswer", message=why, method=method, path=path)
+        """Build the error of a request without a usable response. `why` is a sentence."""
+        return cls(status=0, reason="NoResponse", message=why, method=method, path=path)
 
     def sentence(self) -> str:
         if self.status == 0:
-            return f"{self.method} {self.path}: no answer from the API server: {self.message}"
+            return f"{self.method} {self.path}: {self.message}"
         return super().sentence()
 
 
 class UnreadableError(UnavailableError):
     def sentence(self) -> str:
-        return f"{self.method} {self.path}: the API server's answer cannot be read: {self.message}"
+        return (
+            f"{self.method} {self.path}: the API server's response cannot be read: {self.message}"
+        )
 
 
 _CLASSES: Mapping[int, type[ApiError]] = {

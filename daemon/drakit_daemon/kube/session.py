@@ -46,6 +46,39 @@ from drakit_daemon.kube.request import (
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+_CHECK = "; check this address, and that the API server is running"
+"""The remedy of a connection that failed."""
+
+
+def _connection_problem(error: aiohttp.ClientError | OSError) -> str:
+    """Describe a failed connection, as a predicate of the API server."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return f"cannot be reached: its host name cannot be resolved{_CHECK}"
+        case aiohttp.ClientProxyConnectionError():
+            return (
+                f"cannot be reached: the proxy {error.host}:{error.port} does not accept "
+                "connections; check HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url"
+            )
+        case aiohttp.ClientConnectorCertificateError():
+            cause = error.certificate_error
+            why = getattr(cause, "verify_message", None) or str(cause)
+            return f"has an invalid certificate: {why}; check the certificate authority"
+        case aiohttp.ClientConnectorSSLError():
+            why = getattr(error.os_error, "reason", None) or str(error.os_error)
+            return f"does not accept a TLS connection: {why}{_CHECK}"
+        case aiohttp.ClientConnectorError():
+            cause = error.os_error
+            why = os.strerror(cause.errno) if (cause.errno or 0) > 0 else str(cause)
+            return f"cannot be reached: {why}{_CHECK}"
+        case aiohttp.InvalidURL():
+            return "does not have a valid URL; check this address"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
+            return "closed the connection before the response was complete"
+        case _:
+            return f"sent an invalid response: {error}"
+
+
 # ---------------------------------------------------------------- credentials
 
 REFRESH_SECONDS = 30.0
@@ -472,7 +505,7 @@ class Session:
             async with asyncio.timeout(timeout.total if self._places.locked() else None):
                 await self._places.acquire()
         except TimeoutError:
-            why = f"{MAX_REQUESTS} other requests already wait for an answer"
+            why = f"{MAX_REQUESTS} other requests are waiting for responses from the API server"
             raise UnavailableError.no_response(method, path, why=why) from None
         try:
             async with self._opened(
@@ -531,15 +564,21 @@ class Session:
                         retry_after=response.headers.get("Retry-After"),
                     )
                 yield response
-        except TimeoutError:
-            seconds = timeout.total or timeout.sock_read or 0
-            why = f"nothing within {seconds:g} s"
-            raise UnavailableError.no_response(method, path, why=why) from None
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                why = f"cannot be reached within {self.timeouts.connect_seconds:g} s{_CHECK}"
+            else:
+                seconds = timeout.total or timeout.sock_read or 0
+                why = f"did not respond within {seconds:g} s{_CHECK}"
+            raise self._no_response(method, path, why) from None
         except (aiohttp.ClientError, OSError) as error:
             # The cause is not chained: the representation of some aiohttp errors contains our
             # headers.
-            why = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise UnavailableError.no_response(method, path, why=why) from None
+            raise self._no_response(method, path, _connection_problem(error)) from None
+
+    def _no_response(self, method: str, path: str, problem: str) -> UnavailableError:
+        why = f"the API server {self.server} {problem}"
+        return UnavailableError.no_response(method, path, why=why)
 
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType

@@ -155,7 +155,7 @@ class FakeNode:
         again."""
         if self.program is not None:
             await self.program.kill()
-            await self._until("the node plugin still shows a driver that runs", self._is_down)
+            await self._until("the node plugin still reports a running driver", self._is_down)
 
     async def _is_down(self) -> bool:
         return not (await self._gauges()).get("drakit_driver_running", 1)

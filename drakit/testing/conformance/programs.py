@@ -118,7 +118,9 @@ class Program:
                         start_new_session=True,
                     )
             except OSError as error:
-                raise ConformanceError(f"{self.name} cannot be started: {error}") from error
+                raise ConformanceError(
+                    f"{self.name} cannot be started: {error.filename}: {error.strerror}"
+                ) from error
 
     async def _watch(self) -> None:
         while self._process is not None:

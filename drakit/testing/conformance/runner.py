@@ -8,7 +8,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from drakit.testing.conformance.facts import ConformanceError, RuleSkippedError
@@ -116,7 +116,8 @@ async def run(
             if stuck is None:
                 end(await check_rule(target, rule))
             else:
-                end(replace(stuck, rule=rule, outcome=Outcome.BROKEN, log="", seconds=0.0))
+                text = f"the rule was not tested, because of the result of rule {stuck.rule.id}"
+                end(RuleResult(rule=rule, outcome=Outcome.BROKEN, text=text))
 
     async with asyncio.TaskGroup() as group:
         for rule in waiting:

@@ -188,9 +188,9 @@ class Caller(ABC):
                     results[uid] = self._unusable(operation, count)
         if answers:
             what = self.traits.method(operation)
-            text = f"it answered {what} for claims that were not requested"
+            text = f"its response to {what} has results for claims that were not requested"
             logger.error(
-                "driver answers for unrequested claims",
+                "driver returned results for unrequested claims",
                 extra={"driver": self._driver, "error": text},
             )
         return results
@@ -439,8 +439,8 @@ class Lifecycle(Generic[ConnectionT]):
         except Exception as error:
             logger.exception("endpoint's update failed", extra={"endpoint": self._endpoint})
             raise ConnectionEndedError(
-                f"the node plugin failed to process its report ({type(error).__name__}); see the "
-                f"node plugin's log on this node"
+                "an internal error prevented the node plugin from processing its report; see the "
+                "log of the node plugin on this node"
             ) from error
 
     async def _retire(self, connection: ConnectionT) -> None:

@@ -33,8 +33,8 @@ class EndpointStoppedError(Exception):
 
     def __init__(self, *, driver: str, reason: str) -> None:
         super().__init__(
-            f"driver {driver} is stopped: {reason}; the node plugin restarts it, and the kubelet "
-            "retries the pod"
+            f"driver {driver} is unavailable: {reason}; the kubelet retries the pod, and the node "
+            "plugin restarts a driver that has ended"
         )
         self.driver, self.reason = driver, reason
 
@@ -97,7 +97,7 @@ def unusable_result(
     answer: str, *, driver: str, what: str, index: int | None = None
 ) -> DeviceFailedError:
     """Return the error for an unusable result."""
-    text = f"driver {driver} answered {what} with {answer}; this is a bug in the driver"
+    text = f"driver {driver}: {what} returned {answer}; this is a bug in the driver"
     return DeviceFailedError(text, index=index)
 
 

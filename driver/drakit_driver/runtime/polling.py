@@ -188,7 +188,7 @@ class HealthPolling:
         with suppress(Exception):  # reading the vendor's own class may raise
             if (health := validated_health(snapshot_of(answer))) is not MALFORMED_HEALTH:
                 return health
-        text = f"the driver answered {kind_of(answer)}, which is not a valid Health"
+        text = f"the driver returned {kind_of(answer)}, which is not a valid Health"
         self._log_once("answer", text, None)
         return Health.unknown(text)
 

@@ -295,7 +295,7 @@ class Helper:
         assert process.stdout is not None
         end = time.monotonic() + seconds
         if select.select([process.stdout], [], [], 0)[0] and process.poll() is None:
-            raise OSError("the process wrote more than one answer")
+            raise OSError("the process wrote more than one response")
         _write(process.stdin.fileno(), line, end)
         text = _read_line(process.stdout.fileno(), end)
         try:
@@ -304,7 +304,7 @@ class Helper:
             if failure is None:
                 return parse(answer)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise OSError(f"malformed answer ({type(error).__name__}: {error})") from error
+            raise OSError("the process returned a malformed response") from error
         raise QueryError(f"{self._program}: {failure}")
 
 
@@ -324,7 +324,7 @@ def _flags(gates: FeatureGates) -> list[str]:
 
 def _parse_probe(answer: Any) -> None:
     if answer != {"reads": []}:
-        raise ValueError("not the answer to an empty query")
+        raise ValueError("not the response to an empty query")
 
 
 def _parse_reads(answer: Any, *, count: int) -> list[Reads]:
@@ -374,7 +374,7 @@ def _read_line(descriptor: int, end: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MAX_ANSWER:
-            raise OSError(f"an answer has more than {MAX_ANSWER} bytes")
+            raise OSError(f"a response has more than {MAX_ANSWER} bytes")
     return b"".join(parts)
 
 
@@ -384,4 +384,4 @@ def _wait(descriptor: int, end: float, *, write: bool) -> None:
         [] if write else [descriptor], [descriptor] if write else [], [], max(left, 0)
     )
     if not ready[0] and not ready[1]:
-        raise TimeoutError("no answer in time")
+        raise TimeoutError("the process did not respond in time")

@@ -155,7 +155,7 @@ def text(
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
-            add(found, path, "error", f"must be text, not {kind_of(value)}")
+            add(found, path, "error", f"must be a string, not {kind_of(value)}")
         # A printable string contains neither null bytes nor lone surrogates.
         elif wrong := (not value.isprintable() and _unreadable(value)) or (
             rule and (value or not may_be_empty) and rule(value)

@@ -97,7 +97,9 @@ def _listing(directory: Path, problems: list[Problem]) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        text = f"cannot be listed, and runtimes do not read the directories after it: {error}"
+        text = (
+            f"cannot be listed, and runtimes do not read the directories after it: {error.strerror}"
+        )
         problems.append(_problem(directory, text))
         return []
     for name in names:
@@ -114,7 +116,7 @@ def _read(path: Path, check: CheckSpec) -> dict[str, Any]:
     except UnreadableSpecError as error:
         return {"problems": (_problem(path, str(error)),)}
     except OSError as error:
-        return {"problems": (_problem(path, f"cannot be read: {error}"),)}
+        return {"problems": (_problem(path, f"cannot be read: {error.strerror}"),)}
     found = (replace(problem, file=str(path)) for problem in check(spec))
     return {"spec": spec, "problems": tuple(found)}
 

@@ -133,13 +133,13 @@ def _kind(value: object) -> str:
 def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
     """Yield the problems with the name and the pool of a device or a counter set."""
     if not isinstance(name, str):
-        yield f"its name is not text, but {_kind(name)}"
+        yield f"its name is not a string, but {_kind(name)}"
     elif not is_dns_label(name):
         yield "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)"
     if pool == "":
         return
     if not isinstance(pool, str):
-        yield f"its pool is not text, but {_kind(pool)}"
+        yield f"its pool is not a string, but {_kind(pool)}"
     elif not is_dns_subdomain(pool):
         yield "its pool is not a DNS label, or several joined by dots (a-z, 0-9, - and .)"
     elif len(node) + 1 + len(pool) > MAX_POOL_NAME_LENGTH:
@@ -184,7 +184,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
     )
     if values > MAX_ATTRIBUTE_VALUES:
         yield (
-            f"its attributes have {values} values (each one of a list counts), "
+            f"its attributes have {values} values (each element of a list is a value), "
             f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
         )
         return  # a backend can send tens of thousands of attributes, each of which would be checked
@@ -214,7 +214,7 @@ def _topology_problems(topology: Topology) -> Iterator[str]:
 
 def _name_problem(name: object) -> str | None:
     if not isinstance(name, str):
-        return f"has a name that is not text, but {_kind(name)}"
+        return f"has a name that is not a string, but {_kind(name)}"
     return qualified_name_problem(name)
 
 
@@ -251,7 +251,7 @@ def _scalar_problem(value: object) -> str | None:
     elif isinstance(value, list):
         return "is of type list; a list attribute is given as a tuple"
     elif not isinstance(value, int):
-        return f"is {_kind(value)}, which is neither text, an integer, a boolean nor a Version"
+        return f"is {_kind(value)}, which is neither a string, an integer, a boolean nor a Version"
     elif not -(2**63) <= value < 2**63:
         return "is not a 64-bit integer"
     return None
@@ -338,7 +338,7 @@ def _capacity_problems(capacity: object) -> Iterator[str]:
 
 def _consumes_problems(consumes: object) -> Iterator[str]:
     if not isinstance(consumes, Mapping):
-        yield f"what it consumes is not a mapping, but {_kind(consumes)}"
+        yield f"its consumption is not a mapping, but {_kind(consumes)}"
         return
     sets = cast("Mapping[object, object]", consumes)
     if len(sets) > MAX_CONSUMED_COUNTER_SETS:
@@ -351,7 +351,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
         if not isinstance(name, str) or not is_dns_label(name):
             yield f"it consumes from {shown(name)}, which is not a valid name of a counter set"
         for problem in counters_problems(counters):
-            yield f"what it consumes from {shown(name)} {problem}"
+            yield f"its consumption from {shown(name)} {problem}"
 
 
 def counters_problems(counters: object) -> Iterator[str]:
@@ -560,7 +560,7 @@ def _taints_problems(taints: object) -> Iterator[str]:
 
 def _taint_problem(key: object, value: object, effect: object) -> str | None:
     if not isinstance(key, str) or not isinstance(value, str):
-        return "has a key or a value that is not text"
+        return "has a key or a value that is not a string"
     if problem := label_key_problem(key):
         return problem
     if problem := label_value_problem(value):
@@ -777,7 +777,7 @@ def _type_problems(device: Device, attribute: str) -> list[str]:
     value = next((device.attributes[name] for name in names if name in device.attributes), None)
     if isinstance(value, str):
         return []
-    return [f"it consumes counters, but has no attribute {attribute!r} with its type as text"]
+    return [f"it consumes counters, but has no attribute {attribute!r} with its type as a string"]
 
 
 def set_problems(given: CounterSet, *, node: str = "") -> list[str]:

@@ -135,7 +135,7 @@ def _conditions_problems(conditions: Sequence[object]) -> Iterator[str]:
             return
         for name in ("type", "status", "reason", "message"):
             if not _is_text(getattr(each, name)):
-                yield f"condition has a {name} that is not text: {shown(getattr(each, name))}"
+                yield f"condition has a {name} that is not a string: {shown(getattr(each, name))}"
                 return
         where = f"condition {shown(each.type)}"
         if each.type in types:
@@ -164,7 +164,7 @@ def _network_problems(network: object) -> Iterator[str]:
     ):
         value = getattr(network, name)
         if not _is_text(value) or len(value.encode()) > limit:
-            yield f"network_data.{name} is not a text of at most {limit} bytes"
+            yield f"network_data.{name} is not a string of at most {limit} bytes"
     ips = cast("object", network.ips)
     if not isinstance(ips, tuple) or len(cast("tuple[object, ...]", ips)) > MAX_IPS:
         yield f"network_data.ips is not a tuple of at most {MAX_IPS} addresses"

@@ -519,7 +519,10 @@ def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusa
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
         return None
-    message = f"{holds.holder(name)} holds it with another device, which is gone; connect that one"
+    message = (
+        f"{holds.holder(name)} holds it with another device, which is gone; connect that device "
+        "again"
+    )
     return Refusal("InUse", f"{message}, or delete the pod that uses the claim", is_gone=True)
 
 
@@ -546,7 +549,7 @@ def _uncertainty(published: Published, numbers: Numbers, holds: Holds) -> Doubt 
         return Doubt(
             kind="renumbered",
             message=f"the kernel changed the number of device {name} from {old} to {new}; running "
-            f"containers of {holds.holder(name)} may have the old number, and no right to the new "
+            f"containers of {holds.holder(name)} may have the old number, and cannot open the new "
             f"one; {remedy} the pod that uses the claim",
             prepare_again=any(node.current for node in outdated),
         )
@@ -574,7 +577,7 @@ def _other_form(
     if sharing.mode != "Capacity" or is_copy:
         problem = None if users is None else "holds a share, and the policy no longer shares it"
     elif users is None:
-        problem = "holds the whole device, and the policy shares it by now"
+        problem = "holds the whole device, and the policy now shares it"
     else:
         problem = "holds a share: claims hold more of it than sharing.users" * (users > offered)
     if not problem:

@@ -286,8 +286,7 @@ class FaultError(ClaimError):
 
     reason = "Fault"
 
-    def __init__(self, *, claim: str, cause: BaseException) -> None:
+    def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: an internal error of the node plugin ({type(cause).__name__}); see "
-            "its log on this node"
+            f"claim {claim}: an internal error of the node plugin; see its log on this node"
         )

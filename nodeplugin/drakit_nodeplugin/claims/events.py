@@ -121,7 +121,7 @@ class ClaimEvents:
         if answer.renumbered:
             note = (
                 f"claim {claim}: on node {self._node}, {'; '.join(answer.renumbered)}; running "
-                "containers keep the old number, and have no right to the new one until they "
+                "containers keep the old number, and cannot open the new one until they "
                 "restart; restart them, or delete the pods that use the claim"
             )
             self._add(_Pending(claim=claim, operation=operation, note=note, reason=RENUMBERED))

@@ -224,9 +224,8 @@ def read_claim_uids(path: Path) -> frozenset[str]:
     try:
         return _claim_uids(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StateFileError(
-            f"{path} is not a checkpoint of a known kubelet: {type(error).__name__}: {error}"
-        ) from error
+        why = str(error) if isinstance(error, ValueError) else "a field is missing, or malformed"
+        raise StateFileError(f"{path} is not a checkpoint of a known kubelet: {why}") from error
 
 
 def _claim_uids(data: bytes) -> frozenset[str]:

@@ -225,19 +225,19 @@ class Preparing(Unpreparing):
             if usable is None:
                 return error
             logger.warning(
-                "claim cannot be read; answered from the checkpoint",
+                "claim cannot be read; the checkpoint is used instead",
                 extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
             )
             return usable
         except ClaimError as error:
             # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
-        except Exception as error:  # if the plugin has a bug, the other claims go on
-            return self._fault(reference, error)
+        except Exception:  # if the plugin has a bug, the other claims go on
+            return self._fault(reference)
 
-    def _fault(self, claim: object, error: Exception) -> FaultError:
+    def _fault(self, claim: object) -> FaultError:
         logger.exception("engine failed", extra={"driver": self._parts.driver, "claim": str(claim)})
-        return FaultError(claim=str(claim), cause=error)
+        return FaultError(claim=str(claim))
 
     def _in_use(self, old: StoredClaim) -> bool:
         """Return whether containers may be using the devices."""
@@ -523,8 +523,8 @@ class Preparing(Unpreparing):
             due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
-            except Exception as error:  # if the plugin has a bug, the other claims go on
-                made = self._fault(due[uid].claim, error)
+            except Exception:  # if the plugin has a bug, the other claims go on
+                made = self._fault(due[uid].claim)
             if isinstance(made, StoredClaim):
                 prepared.append(made)
             else:

@@ -332,7 +332,7 @@ class ClaimQueue:
                 await self._engine.prepare(works)
             else:
                 await self._engine.unprepare(works)
-        except Exception as error:
+        except Exception:
             # The engine handles every expected failure. Any other exception is a bug in the plugin,
             # and the kubelet must still get a response. The exception's message may contain
             # anything, so only log it.
@@ -340,7 +340,7 @@ class ClaimQueue:
             logger.exception("engine failed", extra=facts)
             for work in works:
                 if work.result is None:
-                    work.refuse(FaultError(claim=str(work.claim), cause=error))
+                    work.refuse(FaultError(claim=str(work.claim)))
         finally:
             slow.cancel()
 
@@ -353,10 +353,8 @@ class ClaimQueue:
                 self._interrupt(work)
                 continue
             facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
-            logger.error("engine returned no answer for a claim", extra=facts)
-            text = "the node plugin has a bug: it returned no result; see its log on this node"
-            error = f"claim {work.claim}: {text}"
-            work.finish(ClaimResult(error=error, reason=FaultError.reason))
+            logger.error("engine returned no result for a claim", extra=facts)
+            work.refuse(FaultError(claim=str(work.claim)))
 
     def _interrupt(self, work: ClaimWork) -> None:
         doing = GERUND[work.operation]
@@ -399,7 +397,7 @@ class ClaimQueue:
             # if the plugin has a bug, the kubelet still waits for the response
             except Exception:
                 facts = {"driver": self._driver, "claim": str(work.claim)}
-                logger.exception("answer could not be reported", extra=facts)
+                logger.exception("result could not be reported", extra=facts)
 
     def _not_yet(
         self, operation: Operation, claim: ClaimReference, turn: _WorkTurn | None

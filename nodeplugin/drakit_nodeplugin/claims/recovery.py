@@ -462,9 +462,10 @@ class Rebuilder:
             return str(rebuilt), final
         except CheckpointError as error:
             return f"it could not be rebuilt: {error}", False
-        except Exception as error:
+        except Exception:
             logger.exception("checkpoint rebuild failed", extra={"driver": self._driver})
-            return f"it could not be rebuilt: {type(error).__name__}", False
+            why = "an internal error of the node plugin; see its log on this node"
+            return f"it could not be rebuilt: {why}", False
 
     async def rebuild(self) -> Rebuilt:
         """Write the entries that the sources contain. Existing entries remain unchanged."""

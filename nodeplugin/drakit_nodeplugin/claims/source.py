@@ -74,7 +74,7 @@ class ApiClaims:
                 claim = parse_claim(body)
             except (AttributeError, KeyError, TypeError) as error:
                 # A proxy's response must not fail the pod's other claims.
-                cause = f"the response is not a ResourceClaim ({type(error).__name__}: {error})"
+                cause = "the response is not a ResourceClaim; check proxies of the API server"
                 raise ClaimFetchError(claim=str(reference), cause=cause) from error
         except ClaimError as error:
             is_gone = isinstance(error, ClaimGoneError)

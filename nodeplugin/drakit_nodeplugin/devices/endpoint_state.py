@@ -200,7 +200,7 @@ class EndpointState:
         if self.phase is Phase.PRESENT:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
-        return f"{subject} is stopped: {self.reason}"
+        return f"{subject} is unavailable: {self.reason}"
 
     @property
     def rejected(self) -> Mapping[str, str]:
@@ -227,13 +227,13 @@ class EndpointState:
         """Run a step for one pool, so that an error does not affect the other pools."""
         try:
             yield
-        except Exception as error:
+        except Exception:
             facts = {"endpoint": self.name, "pool": pool.name}
             logger.exception("a pool failed; its slices stay as they are", extra=facts)
             self.failed[pool.name] = (
-                f"an internal error of the node plugin in this pool, whose slices stay as they are "
-                f"until the driver lists its devices again: {error!r}; report the error with the "
-                f"log of the node plugin on this node"
+                "because of an internal error of the node plugin, the slices of this pool do not "
+                "change until the driver lists its devices again; report the error with the log of "
+                "the node plugin on this node"
             )
             self._driver.changed()
 

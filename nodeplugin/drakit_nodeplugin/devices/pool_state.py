@@ -65,7 +65,7 @@ _NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
 
 _GONE_MESSAGE = (
     "the device is gone: its driver no longer lists it; a running container keeps its device node, "
-    "which does not work, and has no right to another one"
+    "which does not work, and cannot open another one"
 )
 _WITHDRAWN_MESSAGE = (
     "the device is withdrawn: it is present, but its driver no longer lists it; its pods keep it"

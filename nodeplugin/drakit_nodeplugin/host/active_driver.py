@@ -400,7 +400,7 @@ class ActiveDriver:
         if (waiting := self._devices.manager.waiting) is not None:
             return f"the driver waits: {waiting}"
         reason = None if self._foreign else self._devices.manager.stop_reason
-        return None if reason is None else f"the driver is stopped: {reason}"
+        return None if reason is None else f"the driver is unavailable: {reason}"
 
     async def measure(self) -> None:
         """Update the gauges."""

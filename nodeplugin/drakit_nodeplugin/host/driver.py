@@ -181,7 +181,7 @@ class HostedDriver:
         self._events.emit(
             reason="EndpointStopped",
             action="Restart",
-            note=f"driver {self.name} is stopped: {self._failure}; the node plugin starts it "
+            note=f"driver {self.name} is unavailable: {self._failure}; the node plugin starts it "
             "again, and its log on this node has the error",
         )
 

@@ -180,8 +180,8 @@ class DriverDevices:
         self._events.emit(
             reason="EndpointStopped",
             action="Connect",
-            note=f"driver {self._driver}{which} is stopped: {stop.reason}; new pods do not get its "
-            f"devices",
+            note=f"driver {self._driver}{which} is unavailable: {stop.reason}; new pods do not get "
+            f"its devices",
         )
 
     def _rejected(self, devices: Mapping[str, str]) -> None:

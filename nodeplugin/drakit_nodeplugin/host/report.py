@@ -462,7 +462,7 @@ class DriverReport:
             except Exception as error:
                 # An error must not stop the daemon. For example, a driver's value may not be
                 # encodable as JSON.
-                log.report(f"{type(error).__name__}: {error}")
+                log.report(str(error) if isinstance(error, ApiError) else repr(error))
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             log.report(None)

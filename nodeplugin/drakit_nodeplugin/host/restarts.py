@@ -28,6 +28,7 @@ KILLED = (
     "'kubectl describe pod'"
 )
 STOPPED = "it was asked to stop, for example because its liveness probe failed"
+FAILED = "it failed, and 'kubectl logs --previous' shows its log"
 
 
 class ProcessNote:
@@ -56,7 +57,7 @@ class ProcessNote:
         """Record why this process ends. `error` is None if the process was asked to stop."""
         while isinstance(error, BaseExceptionGroup):
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-        reason = STOPPED if error is None else f"it failed with {error!r}"
+        reason = STOPPED if error is None else f"{FAILED}: {error}"
         self._write(reason[:MAX_REASON])
 
     def _write(self, end: str) -> None:

@@ -342,7 +342,7 @@ class DriverServer:
         except grpc.aio.AioRpcError as error:
             return f"the registration socket {registration} does not respond: {_in_words(error)}"
         if info.name != self.name:
-            return f"the registration socket {registration} answers for driver {info.name!r}"
+            return f"the registration socket {registration} responds for driver {info.name!r}"
         try:
             async with local_channel(dra) as channel:
                 answer = await dra_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
@@ -351,7 +351,7 @@ class DriverServer:
         except grpc.aio.AioRpcError as error:
             return f"the DRA socket {dra} does not respond: {_in_words(error)}"
         if answer.claims:
-            return f"the DRA socket {dra} answers with claims that the probe did not ask for"
+            return f"the DRA socket {dra} returns claims that the probe did not request"
         return None
 
     def _add_services(self, server: grpc.aio.Server) -> None:

@@ -131,7 +131,8 @@ def create_directories(paths: SocketPaths) -> None:
         remove_stale_sockets(paths)
     except OSError as error:
         raise SocketError(
-            f"driver {paths.driver}: the directories of its sockets cannot be used: {error}"
+            f"driver {paths.driver}: the directories of its sockets cannot be used: "
+            f"{error.filename}: {error.strerror}"
         ) from error
 
 

@@ -366,7 +366,7 @@ class PoolPublisher:
             facts |= {"error": self.last_error}
             logger.warning("slices not published; the write is retried", extra=facts)
         else:
-            self.last_error = f"an internal error of the node plugin: {error!r}"
+            self.last_error = "an internal error of the node plugin; see its log on this node"
             logger.exception(
                 "an internal error of the node plugin: slices not published; the write is retried",
                 extra=facts,

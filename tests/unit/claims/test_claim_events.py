@@ -120,7 +120,7 @@ async def test_that_a_claim_is_prepared_is_reported_after_its_failure_only(lab):
 @pytest.mark.looptime
 @pytest.mark.parametrize("reason", ["ClaimNotRead", "ClaimBusy"])
 async def test_transient_failures_are_reported_only_if_they_last(lab, reason):
-    failed = {"error": "the API server gives no answer", "reason": reason}
+    failed = {"error": "the API server does not respond", "reason": reason}
     assert await lab.attempt(A, **failed) == []
     assert await lab.attempt(A) == []
     assert await lab.attempt(A, **failed) == [], "it was prepared between"
@@ -195,7 +195,7 @@ async def test_a_device_with_another_number_is_reported_on_each_of_its_claims(la
         lab.events.finished(claim, "prepare", ClaimResult(renumbered=(clause,)), 0.0)
     assert await lab.news() == [
         f"Warning DeviceRenumbered claim-{claim.uid}: claim {claim}: on node node-1, {clause}; "
-        "running containers keep the old number, and have no right to the new one until they "
+        "running containers keep the old number, and cannot open the new one until they "
         "restart; restart them, or delete the pods that use the claim"
         for claim in (A, B)
     ]

@@ -226,7 +226,7 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(plugin, cl
     answers = await plugin.prepare(reference(A), reference(B))
 
     assert answers[A].error is None
-    assert "deviceNodes[0].path must be text, not PosixPath" in answers[B].error
+    assert "deviceNodes[0].path must be a string, not PosixPath" in answers[B].error
 
 
 async def test_the_answer_has_what_the_driver_returned_beside_edits(plugin, claims, devices):

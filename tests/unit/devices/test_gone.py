@@ -200,7 +200,7 @@ async def test_a_withdrawn_device_is_gone_and_its_pods_are_not_evicted_until_it_
 
 async def test_pods_learn_what_their_containers_have_of_a_device_that_is_gone(node: Node):
     node.store.used = {NODE: {"a", "b", "c"}}
-    kept = "keeps its device node, which does not work, and has no right to another one"
+    kept = "keeps its device node, which does not work, and cannot open another one"
     async with node.plugin() as manager:
         stays = Device(name="b")
         manager.replaced(DRIVER, Inventory(devices=[*evicting("a", "c").devices, stays]))

@@ -157,7 +157,7 @@ async def test_a_device_that_was_unhealthy_is_so_after_its_driver_has_restarted(
         assert shown(manager.publication()) == {
             NODE: {"a": ["stopped", "unhealthy"], "b": ["stopped"]}
         }
-        assert health_of(manager)["b"] == ("unknown", "the driver is stopped: it ended")
+        assert health_of(manager)["b"] == ("unknown", "the driver is unavailable: it ended")
         await pass_time(60)
         manager.replaced(DRIVER, inventory("a", "b"))
         await pass_time(60)

@@ -147,7 +147,7 @@ async def test_one_that_stops_is_named_and_the_others_are_untouched(node: Node):
         }
         found = {state.pool: (state.status, state.message) for state in manager.health_states()}
         assert found == {
-            pool(A): ("unknown", f"endpoint {A} is stopped: its socket was removed"),
+            pool(A): ("unknown", f"endpoint {A} is unavailable: its socket was removed"),
             pool(B): ("unknown", ""),
         }
         assert manager.stop_reason == f"endpoint {A}: its socket was removed"

@@ -229,7 +229,7 @@ async def test_a_driver_that_ends_makes_its_devices_unhealthy_until_it_lists_the
     listed = lamps.listed
     change(lamps, RuntimeError("the bus is gone"))
     await until(lambda: set(kubelet.health(LAMP).values()) == {"Unhealthy"})
-    with pytest.raises(grpc.aio.AioRpcError, match="is stopped: RuntimeError: the bus is gone"):
+    with pytest.raises(grpc.aio.AioRpcError, match="is unavailable: RuntimeError: the bus is gone"):
         await kubelet.allocate(LAMP, "desk")
     lamps.listed = listed
     await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy", "pocket": "Healthy"})

@@ -52,7 +52,7 @@ async def test_a_driver_that_stops_is_not_ready(server, stub):
     devices = stub.WatchDevices(pb.WatchDevicesRequest())
     await devices.read()
     server._reports.stopped("lamps", "its lamp exploded")
-    assert server.unready() == "the driver is stopped: its lamp exploded"
+    assert server.unready() == "the driver is unavailable: its lamp exploded"
     await server.drain()
     assert server.unready() == "the driver is stopping"
 

@@ -112,7 +112,7 @@ async def test_a_call_in_flight_is_no_task_that_was_left_behind(
     call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     await until(begun.is_set)
     behaviour.end.set()
-    with pytest.raises(EndpointStoppedError, match="is stopped: it"):
+    with pytest.raises(EndpointStoppedError, match="is unavailable: it"):
         await call
     await until(lambda: behaviour.closed)
     assert undone == [True], "what it began is undone before the driver is closed"

@@ -231,10 +231,10 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
 async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_reported_as_stopped(kind, operation):
     _, caller = reach(kind)
     caller.failure = ConnectionEndedError("it ended in the meantime")
-    with pytest.raises(EndpointStoppedError, match="is stopped: it ended in the meantime"):
+    with pytest.raises(EndpointStoppedError, match="is unavailable: it ended in the meantime"):
         await call(getattr(caller, operation), A, [device("cam-0")])
     caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
-    with pytest.raises(EndpointStoppedError, match="is stopped: its stream ended"):
+    with pytest.raises(EndpointStoppedError, match="is unavailable: its stream ended"):
         await call(getattr(caller, operation), A, [device("cam-0")])
 
 
@@ -395,7 +395,7 @@ async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
     driver.changes = {"uid-other": [edits("cam-9")]}
     assert list(await call(caller.prepare, A, [device("cam-0")])) == [prepared("cam-0")]
     assert [record.message for record in caplog.records] == [
-        "driver answers for unrequested claims"
+        "driver returned results for unrequested claims"
     ]
 
 

@@ -239,8 +239,8 @@ async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     source = Source(FakeConnection(*updates, seconds=1e6), FakeConnection(CAM, seconds=1e6))
     listener, _ = await live(source, seconds=100, listener=Failing(method))
     reason = (
-        "the node plugin failed to process its report (TypeError); see the node plugin's log on "
-        "this node"
+        "an internal error prevented the node plugin from processing its report; see the log of "
+        "the node plugin on this node"
     )
     assert listener.told[-2:] == [(0, reason), (1, CAM)]
     assert source.made[0].closed == 1

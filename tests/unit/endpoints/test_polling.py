@@ -18,7 +18,7 @@ pytestmark = pytest.mark.looptime
 
 OK = Health.healthy()
 DIRTY = Health.unhealthy("the lens is dirty")
-INVALID = "the driver answered {}, which is not a valid Health"
+INVALID = "the driver returned {}, which is not a valid Health"
 
 
 class Lens(Driver[DriverConfig]):

@@ -139,7 +139,7 @@ async def test_changes_after_the_yield_do_not_affect_the_snapshot():
     second = await taken(device, snapshots=snapshots, counter_sets=sets)
     after = check_inventory(second, previous=checked)
     assert after.devices == ()
-    assert "is of type int, not a quantity as text" in after.rejected["a"]
+    assert "is of type int, not a quantity as a string" in after.rejected["a"]
 
 
 async def test_a_dict_that_a_driver_changes_and_yields_again_is_a_change():

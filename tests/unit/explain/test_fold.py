@@ -489,7 +489,7 @@ def test_an_incomplete_pool_counts_as_empty_and_is_named(minor):
     _, reason, text = reason_of(half(minor=minor))
     assert reason.code == "NoDevicePublished"
     assert "(not counted: pool n1 on node n1, 1 of 2 slices)" in text
-    assert reason.transient == "NoDevicePublished beside an incomplete pool"
+    assert reason.transient == "NoDevicePublished in addition to an incomplete pool"
 
 
 def test_on_1_34_an_incomplete_pool_is_used():

@@ -184,7 +184,7 @@ def waiting(cpu):
 def test_the_sentence_names_the_resource_and_the_remedy():
     (reason,) = explain(waiting(2), small_world()).reasons
     assert "on nodes that the pod cannot use (they have too little cpu left)" in reason.text
-    assert "reduce what the pod requests, or free resources on those nodes" in reason.text
+    assert "reduce the requests of the pod, or free resources on those nodes" in reason.text
 
 
 def test_a_node_that_has_as_many_pods_as_it_may_have_is_named():

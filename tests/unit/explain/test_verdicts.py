@@ -267,7 +267,7 @@ def test_requests_that_need_the_same_device():
     assert only_reason(world) == (
         "RequestsCompete",
         "node n1 does not have enough devices for all requests of the pod's claims together, "
-        "although each request alone could be allocated; reduce the requests, or add "
+        "although each request could be allocated by itself; reduce the requests, or add "
         "devices to one node",
     )
 
@@ -326,7 +326,7 @@ def test_an_invalid_pool_of_another_driver_is_not_why_requests_compete():
     (reason,) = explanation.reasons
     assert str(reason.code) == "RequestsCompete"
     assert "invalid" not in reason.text
-    assert "each request alone could be allocated" in reason.text
+    assert "each request could be allocated by itself" in reason.text
 
 
 def test_a_change_of_the_world_changes_the_verdict():

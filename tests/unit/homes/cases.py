@@ -125,7 +125,7 @@ _MALFORMED: Sequence[tuple[str, Mapping[str, Any], str, Collection[str], bool]] 
     ("size", {"attributes": {"t": "x" * 70_000}}, "attribute 't' has more", {"usb/a"}, True),
     ("name", {"name": "A_b"}, "its name is not a DNS label", {"a", "usb/a"}, True),
     ("pool", {"pool": "usb/1"}, "its pool is not a DNS label", (), True),
-    ("pool-number", {"pool": 5}, "its pool is not text, but of type int", (), False),
+    ("pool-number", {"pool": 5}, "its pool is not a string, but of type int", (), False),
 )
 
 
@@ -340,7 +340,7 @@ def beside(**fields: Any) -> PreparedDevice:
 
 BUG = "driver gpu.example.com failed in "
 BLANK = "driver gpu.example.com"
-BEFORE = BLANK + " answered prepare with a PreparedDevice whose "
+BEFORE = BLANK + ": prepare returned a PreparedDevice whose "
 
 CALLS: Sequence[Called] = (
     Called(id="edits", does={}, answers=([given("a")], [given("b")])),
@@ -408,7 +408,7 @@ CALLS: Sequence[Called] = (
         answers=(False, False),
     ),
     Called(id="no-devices", does={}, claims=((),), answers=([],)),
-    refuses("nothing", 5, BLANK + " answered prepare with int, which is neither an Edits"),
+    refuses("nothing", 5, BLANK + ": prepare returned int, which is neither an Edits"),
     refuses("no-edits", beside(edits=None), BEFORE + "edits are NoneType, which is not an Edits"),
     refuses("data-of-a-set", beside(data={"a": {1}}), BEFORE + "data cannot be written as JSON"),
     refuses("data-text", beside(data="text"), BEFORE),

@@ -231,7 +231,9 @@ async def test_a_driver_that_fails_unexpectedly_is_started_again_and_ends_nothin
         assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
         assert "another" not in (first.hosted.readiness_problem() or "")
         note = first.hosted._events._pending.get_nowait()[2]
-        assert "driver camera.example.com is stopped: an internal error of the node plugin" in note
+        assert (
+            "driver camera.example.com is unavailable: an internal error of the node plugin" in note
+        )
     assert old.closed == old.made
     assert "driver failed; it is started again" in caplog.messages
 

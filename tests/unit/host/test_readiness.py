@@ -64,7 +64,7 @@ def test_a_driver_of_any_kind_makes_the_plugin_unready(foreign, state, named):
 
 def test_a_backend_that_is_stopped_does_not_make_the_plugin_unready():
     assert problem(foreign=True, stopped="it has exited") is None
-    assert "is stopped" in (problem(foreign=False, stopped="it has exited") or "")
+    assert "is unavailable" in (problem(foreign=False, stopped="it has exited") or "")
     assert problem(foreign=False) is None
 
 

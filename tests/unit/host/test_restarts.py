@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.host.restarts import KILLED, STOPPED, ProcessNote
+from drakit_nodeplugin.host.restarts import FAILED, KILLED, STOPPED, ProcessNote
 
 
 def note(tmp_path, *, pod: str = "pod-1", boot: str = "boot-1") -> ProcessNote:
@@ -15,10 +15,10 @@ def note(tmp_path, *, pod: str = "pod-1", boot: str = "boot-1") -> ProcessNote:
     ("error", "reason"),
     [
         pytest.param(None, STOPPED, id="asked-to-stop"),
-        pytest.param(KeyError("x"), "it failed with KeyError('x')", id="an-error"),
+        pytest.param(KeyError("x"), f"{FAILED}: 'x'", id="an-error"),
         pytest.param(
             ExceptionGroup("parts", [ExceptionGroup("slices", [KeyError("x")])]),
-            "it failed with KeyError('x')",
+            f"{FAILED}: 'x'",
             id="an-error-of-a-part",
         ),
     ],

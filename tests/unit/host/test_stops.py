@@ -104,7 +104,7 @@ async def host(tmp_path) -> Host:
 
 
 def stopped(reason: str) -> str:
-    return f"driver {DRIVER} is stopped: {reason}; new pods do not get its devices"
+    return f"driver {DRIVER} is unavailable: {reason}; new pods do not get its devices"
 
 
 @pytest.mark.looptime
@@ -156,7 +156,7 @@ async def test_a_device_plugin_that_never_lists_its_devices_has_stopped(host):
         manager.stopped("example.com/cam", ENDED)
         await asyncio.sleep(0.1)
         (note,) = host.events.notes
-        assert note.startswith(f"driver {DRIVER}, example.com/cam is stopped: {ENDED};")
+        assert note.startswith(f"driver {DRIVER}, example.com/cam is unavailable: {ENDED};")
 
 
 @pytest.mark.looptime

@@ -110,7 +110,7 @@ async def test_two_held_adapters_that_swap_numbers_are_tainted_and_prepared_agai
         assert health is not None
         assert health.status == "unhealthy"
         assert f"containers of claim {claim} may have the old number" in health.message
-        assert "no right to the new one; Kubernetes evicts the pod" in health.message
+        assert "cannot open the new one; Kubernetes evicts the pod" in health.message
     assert number(await rig.prepare(a[0], ONE)) == (188, 1)
     assert number(await rig.prepare(b[0], TWO)) == (188, 0)
 

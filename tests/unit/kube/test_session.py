@@ -164,7 +164,9 @@ async def test_an_answer_that_is_no_status_keeps_its_text(session, api_server):
 
 async def test_a_lost_connection_is_no_answer(session, api_server):
     api_server.fail("POST", disconnect=True)
-    with pytest.raises(UnavailableError, match="no answer from the API server") as caught:
+    with pytest.raises(
+        UnavailableError, match="closed the connection before the response"
+    ) as caught:
         await session.create(CLAIMS, {})
     assert caught.value.status == 0
 
@@ -172,7 +174,7 @@ async def test_a_lost_connection_is_no_answer(session, api_server):
 async def test_a_slow_server_is_no_answer(session, api_server):
     api_server.delay(5, "GET")
     began = asyncio.get_running_loop().time()
-    with pytest.raises(UnavailableError, match=r"nothing within 0\.1 s"):
+    with pytest.raises(UnavailableError, match=r"did not respond within 0\.1 s"):
         await session.get(CLAIM, timeout_seconds=0.1)
     assert asyncio.get_running_loop().time() - began < 2
 
@@ -183,7 +185,7 @@ async def test_an_unavailable_server_raises_unavailable(api_server, tmp_path):
     await api_server.__aexit__()
     async with await connect(kubeconfig, user_agent="t") as session:
         assert session.server == api_server_url
-        with pytest.raises(UnavailableError, match="ClientConnectorError"):
+        with pytest.raises(UnavailableError, match="cannot be reached: Connection refused; check"):
             await session.get(CLAIM)
 
 

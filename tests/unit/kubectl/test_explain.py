@@ -329,7 +329,7 @@ async def test_a_server_that_does_not_answer_is_named(stuck, run):
     stuck.fail("*", "/", disconnect=True, times=100)
     code, out, error = await run("explain", "pod/waiting")
     assert (code, out) == (3, "")
-    assert "no answer from the API server" in error
+    assert "closed the connection before the response was complete" in error
 
 
 async def test_a_cluster_without_the_api_is_named(site, run):
@@ -543,8 +543,8 @@ async def test_pods_that_may_not_be_listed_are_named(free, run):
     _, body = await run.json("explain", "pod/waiting")
     assert body["verdict"] == "fits"
     assert body["notEvaluated"] == [
-        "no permission to list pods of all namespaces: what they leave of CPU, memory and the "
-        "number of pods of a node is unknown"
+        "no permission to list pods of all namespaces: the free CPU, memory and number of pods of "
+        "nodes are unknown"
     ]
 
 
@@ -722,7 +722,8 @@ async def test_events_that_may_not_be_listed_are_named(placed, run):
     assert "ask an administrator, because you are not allowed to list them" in body["message"]
     assert "kubectl describe" not in body["message"]
     assert body["notEvaluated"] == [
-        "no permission to list Events: what the kubelet, drivers and controllers report is unknown"
+        "no permission to list Events: the reports of the kubelet, drivers and controllers are "
+        "unknown"
     ]
 
 

@@ -258,7 +258,7 @@ async def test_pods_that_are_refused_are_not_created(two, run, seen_in):
     assert (code, body["message"]) == (
         1,
         f"Job lab/train: 0 of 4 pods run; 4 are not created: the API server refuses them: {QUOTA}; "
-        "delete what is not needed, or ask an administrator for more",
+        "delete unneeded objects, or ask an administrator for a larger quota",
     )
 
 

@@ -249,7 +249,7 @@ class Late(Slow):
 
     def reads(self, expressions, *, seconds):
         self.asked.append((*expressions, seconds))
-        raise LateError("no answer in time")
+        raise LateError("the process did not respond in time")
 
 
 async def test_who_asks_for_an_answer_that_does_not_come_has_paid_before_others_wait_long():

@@ -45,11 +45,11 @@ def test_a_valid_result_has_no_problem(prepared):
         (PreparedDevice(conditions=("Ready",)), "conditions contain 'Ready', which is not a"),
         (
             PreparedDevice(conditions=(replace(READY, status=True),)),
-            "condition has a status that is not text: True",
+            "condition has a status that is not a string: True",
         ),
         (
             PreparedDevice(conditions=(replace(READY, message="\ud800"),)),
-            "condition has a message that is not text",
+            "condition has a message that is not a string",
         ),
         (
             PreparedDevice(conditions=(replace(READY, type="so so"),)),
@@ -60,8 +60,8 @@ def test_a_valid_result_has_no_problem(prepared):
             "condition 'Ready' has reason 'it is up', which is not a word",
         ),
         (PreparedDevice(conditions=(replace(READY, reason=""),)), "condition 'Ready' has reason"),
-        (of_network(interface_name="n" * 257), "network_data.interface_name is not a text of at"),
-        (of_network(hardware_address="0" * 129), "network_data.hardware_address is not a text"),
+        (of_network(interface_name="n" * 257), "network_data.interface_name is not a string of at"),
+        (of_network(hardware_address="0" * 129), "network_data.hardware_address is not a string"),
         (of_network(ips=("192.0.2.5",)), "network_data.ips contains '192.0.2.5', which is not"),
         (of_network(ips=("2001:DB8::5/64",)), "network_data.ips contains '2001:DB8::5/64'"),
         (of_network(ips=("::ffff:192.0.2.5/96",)), "network_data.ips contains '::ffff:192.0.2.5"),

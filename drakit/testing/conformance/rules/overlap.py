@@ -122,7 +122,7 @@ async def prepare_not_serialized(kit: Kit) -> None:
 
 @rule(
     "get-info",
-    "the driver answers GetInfo within a second while it prepares claims",
+    "the driver responds to GetInfo within a second while it prepares claims",
     why="A restarted kubelet calls GetInfo on each driver, and waits 1 s. If a driver "
     "blocks its process for longer, the kubelet does not register it, and pods that use it do not "
     "start.",

@@ -29,7 +29,7 @@ _PLAIN: Mapping[str, Mapping[str, Any]] = {
     "without keys": {},
     "with an unknown key": {"no-such-key": 1},
     "with 500 keys": {f"key-{number}": number for number in range(500)},
-    "with a long text": {"text": "x" * 9000},
+    "with a long string": {"text": "x" * 9000},
     "with as many values as an API server accepts": DENSE,
     "with numbers that are too large": {"number": 2**64 - 1, "count": -(2**63), "size": 1e308},
     "with control characters": {"\u202ename\u0000": "\u0000\u001b[2J\u2028\U0001f600"},
@@ -90,7 +90,7 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 @rule(
     "error-messages",
     "an error message is a sentence for users, and the same cause always produces the same message",
-    why="The text of an error appears in an Event on the pod, and the kubelet retries "
+    why="The message of an error appears in an Event on the pod, and the kubelet retries "
     "indefinitely. If the text contains a time or a counter, each attempt creates a new Event. A "
     "traceback does not help a user.",
 )

@@ -19,8 +19,8 @@ WRITE_SECONDS = 2.0
 @rule(
     "claim-status",
     "the status of a claim has an entry with the same conditions after a reboot",
-    why="The node plugin writes what a driver returns beside edits to the status of the claim "
-    "(KEP-4817). Users and controllers wait for these conditions.",
+    why="The node plugin writes the data that a driver returns with its edits to the status of "
+    "the claim (KEP-4817). Users and controllers wait for these conditions.",
 )
 async def claim_status(kit: Kit) -> None:
     devices = (await steps.usable(kit))[:2]

@@ -179,7 +179,7 @@ class BackendClaims:
             first = await self._ask(method, batch[:half], read)
             return {**first, **await self._ask(method, batch[half:], read)}
         except GarbageError as error:
-            raise DriverError(_fault(f"answered {method} with {error}")) from None
+            raise DriverError(_fault(f"responded to {method} with {error}")) from None
 
     def _published(self) -> Published | None:
         """Return the devices that the backend last listed, or None if it does not need the claim's
@@ -226,15 +226,17 @@ class BackendClaims:
             await turns.give_way()
             uid = _uid_of(part)
             if uid is None or uid not in counts:  # the caller reports it
-                answers[""] = self._failed("it answered for a claim that was not requested")
+                answers[""] = self._failed(
+                    "it returned a result for a claim that was not requested"
+                )
                 continue
             try:
                 if uid in answers:
-                    raise DriverError(_fault(f"answered {method} twice for this claim"))
+                    raise DriverError(_fault(f"returned two results of {method} for this claim"))
                 answers[uid] = await read(part, counts[uid], turns)
             except GarbageError as error:
                 answers[uid] = self._failed(
-                    _fault(f"answered {method} with {error} for this claim")
+                    _fault(f"responded to {method} with {error} for this claim")
                 )
             except DeviceFailedError as error:
                 answers[uid] = error.alone()

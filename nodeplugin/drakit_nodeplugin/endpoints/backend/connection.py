@@ -236,10 +236,12 @@ class BackendConnection(BackendClaims):
             facts = {"driver": self._driver, "error": str(error)[:200]}
             logger.info("backend's stream ended", extra=facts)
             ended = ConnectionEndedError(LOST if error.may_be_lost else f"its backend {error}")
-        except Exception as error:
+        except Exception:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
-            kind = type(error).__name__
-            ended = ConnectionEndedError(f"reading its stream of devices failed ({kind})")
+            ended = ConnectionEndedError(
+                "an internal error prevented the node plugin from reading its devices; see the log "
+                "of the node plugin on this node"
+            )
         self._latest.end(ended)
 
     # ------------------------------------------------------------ health
@@ -281,9 +283,9 @@ class BackendConnection(BackendClaims):
             return LOST if error.may_be_lost else f"its backend {error}"
         except GarbageError as error:
             return f"its backend sent an invalid health message: {error}"
-        except Exception as error:
+        except Exception:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
-            return f"reading the stream of health failed ({type(error).__name__})"
+            return "an internal error prevented the node plugin from reading the stream of health"
         return "the backend closed its stream of health"
 
     async def _take_health(self, raw: bytes, turns: Turns) -> None:
@@ -385,7 +387,9 @@ class BackendPolicies:
                 raise ended from None
             raise DeviceFailedError(f"its backend {error}") from None
         except GarbageError as error:
-            raise DeviceFailedError(f"its backend answered ApplyPolicies with {error}") from None
+            raise DeviceFailedError(
+                f"its backend responded to ApplyPolicies with {error}"
+            ) from None
 
     def _invalid(self, raw: bytes, policies: AnyPolicies) -> Mapping[str, str]:
         """Return the problems of policies. Raises DeviceFailedError if all are refused."""

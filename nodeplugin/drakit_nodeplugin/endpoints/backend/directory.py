@@ -564,11 +564,11 @@ async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoRes
         request.node_labels.SetInParent()
     answer = await client.call("GetInfo", request.SerializeToString(), timeout_seconds=INFO_SECONDS)
     if len(answer) > MAX_INFO_BYTES:
-        raise CallFailedError("answered GetInfo with more than 64 KiB")
+        raise CallFailedError("responded to GetInfo with more than 64 KiB")
     try:
         return parse(pb.GetInfoResponse, answer)
     except GarbageError as error:
-        raise CallFailedError(f"answered GetInfo with {error}") from None
+        raise CallFailedError(f"responded to GetInfo with {error}") from None
 
 
 def policies_of(info: pb.GetInfoResponse) -> PolicyResource | None:

@@ -337,7 +337,7 @@ def edits_in(
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
         edits = edits_of(answer, nodes)
     except (BadResponseError, TooManyNodesError) as error:
-        problem = f"answered Allocate with {error}; this is a bug in the device plugin"
+        problem = f"responded to Allocate with {error}; this is a bug in the device plugin"
     else:
         problem = rights.edits_problem(edits)
         if problem is None:

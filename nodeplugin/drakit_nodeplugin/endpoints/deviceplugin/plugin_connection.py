@@ -183,8 +183,8 @@ class PluginClient:
             raise
         except GarbageError:
             raise ConnectionEndedError(
-                "it answered GetDevicePluginOptions with something that is not a v1beta1 message; "
-                "this is a bug in the device plugin",
+                "it responded to GetDevicePluginOptions with something that is not a v1beta1 "
+                "message; this is a bug in the device plugin",
                 disorderly=True,
             ) from None
         self._pre_start_required = options.pre_start_required
@@ -244,7 +244,7 @@ class PluginClient:
         over = _ended(error)
         self._latest.end(over)
         if over.disorderly:
-            text = f"{self._plugin} is stopped: {over.reason}"
+            text = f"{self._plugin} is unavailable: {over.reason}"
             self._diagnostics.report("DevicePluginStopped", text)
         return over
 
@@ -356,7 +356,10 @@ def _ended(error: Exception) -> ConnectionEndedError:
             return ConnectionEndedError(text, disorderly=True)
         case _:
             logger.error("device plugin's list cannot be parsed", exc_info=error)
-            return ConnectionEndedError(f"its list cannot be parsed ({type(error).__name__})")
+            return ConnectionEndedError(
+                "an internal error prevented the node plugin from parsing its list; see the log of "
+                "the node plugin on this node"
+            )
 
 
 # ---------------------------------------------------------------- connection
@@ -582,7 +585,7 @@ class DevicePlugin:
             raise
         except Exception as error:  # an unexpected error of gRPC
             logger.exception("device plugin cannot be reached", extra={"endpoint": self.resource})
-            reason = f"it cannot be reached ({type(error).__name__})"
+            reason = "it cannot be reached; see the log of the node plugin on this node"
             raise ConnectionEndedError(reason) from error
         finally:
             self._opening = None

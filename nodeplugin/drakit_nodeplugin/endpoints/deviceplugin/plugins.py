@@ -168,7 +168,7 @@ class KubeletResources:
         except TimeoutError:
             self._note({}, f"the kubelet did not respond within {RESPONSE_SECONDS:g} s")
         except Exception as error:  # the client is passed in, so it can raise any error
-            self._note({}, str(error) or type(error).__name__)
+            self._note({}, str(error) or "the call to the kubelet failed")
         else:
             self._note(answer.resources, answer.unknown)
 

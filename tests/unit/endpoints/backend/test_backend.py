@@ -247,7 +247,7 @@ async def test_without_a_backend_the_start_reports_nothing(found, listener):
         await endpoint.start()
     assert listener.told == []
     assert str(endpoint.unavailable()).startswith(
-        "driver gpu.example.com is stopped: no backend has registered in "
+        "driver gpu.example.com is unavailable: no backend has registered in "
     )
     await endpoint.close()
 

@@ -112,7 +112,7 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
     assert checked.rejected == {
         "tainted": f"{taint} has the effect 'unspecified', which is none of {effects}",
         "later": f"{taint} has the effect '77', which is none of {effects}",
-        "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "
+        "empty": "attribute 'model' is of type NoneType, which is neither a string, an integer, a "
         "boolean nor a Version",
     }
 
@@ -180,7 +180,9 @@ async def test_health_that_cannot_be_read_is_asked_for_again(
     monkeypatch.setattr(connection, "health_of", fail)
     await until(lambda: backend.healths)
     backend.send_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
-    await until(lambda: "reading the stream of health failed (RuntimeError)" in problems(caplog))
+    await until(
+        lambda: "prevented the node plugin from reading the stream of health" in problems(caplog)
+    )
     assert served.unavailable() is None
     await until(lambda: len(backend.called("WatchHealth")) > 1)
 
@@ -227,7 +229,7 @@ BAD_ANSWERS_FOR_A_CLAIM = {
     "nothing": (b"", "nothing for this claim"),
     "twice-and-one-that-nobody-asked-about": (
         answer_for("uid-z", pb.Edits()) + answer_for("uid-a", pb.Edits()) * 2,
-        "twice for this claim",
+        "two results of PrepareClaims for this claim",
     ),
     "edits-of-too-many-devices": (
         answer_for("uid-a", pb.Edits(), pb.Edits()),
@@ -273,11 +275,11 @@ async def test_an_unusable_answer_for_a_claim_fails_it_alone(
 
 
 BAD_ANSWERS = {
-    "garbage": (b"\xff" * 3, "answered PrepareClaims with a malformed protobuf message"),
+    "garbage": (b"\xff" * 3, "responded to PrepareClaims with a malformed protobuf message"),
     "other-claims": (answer_for("uid-z") * 10, "more claims than were requested"),
     "numbers-without-end": (
         b"\x78\x01" * 1_000_000,
-        "answered PrepareClaims with a message with more than 40,000 fields",
+        "responded to PrepareClaims with a message with more than 40,000 fields",
     ),
     "more-than-a-message-may-have": (
         b"\x0a\x05" * 3 + bytes(4_500_000),
@@ -324,8 +326,8 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
     with pytest.raises(EndpointStoppedError) as caught:
         await calling
     assert str(caught.value) == (
-        f"{DRIVER} is stopped: the connection to its backend was lost; the node plugin restarts "
-        "it, and the kubelet retries the pod"
+        f"{DRIVER} is unavailable: the connection to its backend was lost; the kubelet retries "
+        "the pod, and the node plugin restarts a driver that has ended"
     )
     backend.prepare = usual
     await backend.start()
