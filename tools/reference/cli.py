@@ -28,9 +28,12 @@ def page() -> str:
         source="the argument parsers of the programs",
         body=[
             "drakit has two command lines, `kubectl drakit` and `drakit`, and three [daemons](#daemons).",
-            "All five programs have the option `--version`. They print a help with examples for `--help`, and for `help` with or\n"
-            "without a command. Error messages go to standard error, and begin with `error:`. On a terminal, messages wrap at its\n"
-            "width.",
+            markdown.paragraph(
+                "All five programs have the option `--version`. They print a help with examples for `--help`, and for "
+                "`help` with or without a command. Without arguments, `kubectl drakit` and `drakit` print their help "
+                "and exit with 0. The daemons print it to standard error, and exit with 2. Error messages go to "
+                "standard error, and begin with `error:`. On a terminal, messages wrap at its width."
+            ),
             *_programs([make() for make in (kubectl, drakit)]),
             *_daemons([make() for make in (driver, nodeplugin, operator)]),
         ],
@@ -43,8 +46,7 @@ def _daemons(parsers: Sequence[argparse.ArgumentParser]) -> Iterator[str]:
     yield "## Daemons"
     yield markdown.paragraph(
         f"`{driver.prog}` runs a Python driver in its own container. The chart runs "
-        f"{' and '.join(f'`{each.prog}`' for each in of_chart)}. A daemon that is started without "
-        f"arguments prints its help, and exits with 2. {DAEMON_EXIT_CODES} Several daemons have:"
+        f"{' and '.join(f'`{each.prog}`' for each in of_chart)}. {DAEMON_EXIT_CODES} Several daemons have:"
     )
     programs: dict[str, list[str]] = {}
     for parser in parsers:

@@ -57,7 +57,7 @@ def run(project: Path, *argv: str, status: int = 0, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-B", "-m", *argv],
         cwd=project,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **env},
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=100,

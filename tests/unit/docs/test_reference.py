@@ -125,20 +125,20 @@ def test_a_key_and_the_value_that_describes_it_have_the_same_default(title, key,
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_no_row_of_a_table_lacks_its_meaning(name):
     page = reference.PAGES[name]()
-    assert "| Meaning" in page or re.search(r"^```(yaml|proto|python|text)$", page, re.MULTILINE)
+    assert "| Meaning" in page or re.search(r"^```(yaml|python|text)$", page, re.MULTILINE)
     assert not re.findall(r"^\|.*\|  \|$", page, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "host-device-policy.md", "backend-api.md"])
+@pytest.mark.parametrize("name", ["configuration.md", "host-device-policy.md"])
 def test_each_field_of_a_page_has_its_meaning_above_it(name):
     page = reference.PAGES[name]().partition("\n## Matching")[0]
-    blocks = re.findall(r"^```(?:yaml|proto)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     fields = 0
     for lines in (block.splitlines() for block in blocks):
         for above, line in pairwise(["", *lines]):
-            if re.match(r"\s*(\w+:|[\w<, >]+ = \d+;)", line):
+            if re.match(r"\s*\w+:", line):
                 fields += 1
-                assert above.lstrip().startswith(("#", "//")), line
+                assert above.lstrip().startswith("#"), line
     assert fields > 40
 
 
