@@ -63,10 +63,10 @@ Unprepare
     edits of the first call.
 
 Refused
-    Policies, `Driver.claim_data`, and parameters without a default. Of the devices: partitions,
-    because the kubelet does not count what they consume and would allocate devices that overlap,
-    and devices with other fields on which the scheduler must decide, such as binding conditions.
-    `Inventory.fallback` is listed in place of all devices if one of them is such a device.
+    Policies, `Driver.claim_data`, and parameters without a default. Partitions, because the kubelet
+    would allocate devices that overlap. Devices with other fields on which the scheduler must
+    decide, such as binding conditions. If a driver lists such a device, `Inventory.fallback`
+    replaces all devices.
 
 Does not depend on the API server or the claims engine.
 """
