@@ -96,7 +96,7 @@ const (
 
 func (e *evaluator) verdicts(ctx context.Context, raw json.RawMessage) (*verdictAnswer, error) {
 	if len(raw) > maxVerdict {
-		return nil, fmt.Errorf("the question has more than %d bytes", maxVerdict)
+		return nil, fmt.Errorf("the query has more than %d bytes", maxVerdict)
 	}
 	var asked verdictRequest
 	// As in the API server, names of fields are case-sensitive.
@@ -105,7 +105,7 @@ func (e *evaluator) verdicts(ctx context.Context, raw json.RawMessage) (*verdict
 		return nil, err
 	}
 	if len(asked.Nodes) > maxNodes {
-		return nil, fmt.Errorf("the question has more than %d nodes", maxNodes)
+		return nil, fmt.Errorf("the query has more than %d nodes", maxNodes)
 	}
 	ctx, cancel := context.WithTimeout(ctx, verdictTimeout)
 	defer cancel()

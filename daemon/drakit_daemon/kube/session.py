@@ -568,7 +568,9 @@ class Session:
             if isinstance(error, aiohttp.ConnectionTimeoutError):
                 why = f"cannot be reached within {self.timeouts.connect_seconds:g} s{_CHECK}"
             else:
-                seconds = timeout.total or timeout.sock_read or 0
+                is_silent = isinstance(error, aiohttp.SocketTimeoutError)
+                limit = timeout.sock_read if is_silent else timeout.total
+                seconds = limit or self.timeouts.request_seconds
                 why = f"did not respond within {seconds:g} s{_CHECK}"
             raise self._no_response(method, path, why) from None
         except (aiohttp.ClientError, OSError) as error:

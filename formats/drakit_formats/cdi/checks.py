@@ -32,7 +32,7 @@ _KINDS: dict[type, str] = {
     float: "a number with a fraction",
     int: "a number",
     list: "a list",
-    str: "text",
+    str: "a string",
     type(None): "null",
 }
 

@@ -433,7 +433,7 @@ def _names_problems(
         return
     for name in names:
         if not isinstance(name, str):
-            yield f"one of its {words} is {_kind(name)}, not text"
+            yield f"one of its {words} is {_kind(name)}, not a string"
         elif why := problem(name):
             yield f"one of its {words}, {shown(name)}, {why}"
     if len({*map(str, names)}) < len(names):
@@ -529,7 +529,7 @@ def _json_problem(value: object, depth: int) -> str | None:
     if isinstance(value, Mapping):
         fields = cast("Mapping[object, object]", value)
         if wrong := next((key for key in fields if not isinstance(key, str)), None):
-            return f"have a key {_kind(wrong)}, not text"
+            return f"have a key {_kind(wrong)}, not a string"
         parts: Iterable[object] = fields.values()
     else:
         parts = cast("Sequence[object]", value)

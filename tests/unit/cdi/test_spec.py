@@ -260,11 +260,11 @@ WRONG_TYPES = {
     "value": (Edits(env={"A": 1}), "env['A'] must be of type str, not a number"),
     "name": (Edits(env={1: "A"}), "env[1] must be of type str, not a number"),
     "trap": (Edits(env=Unreadable()), "the vendor's disk is full"),
-    "s": (Edits(device_nodes="/dev/a"), "deviceNodes must be a tuple, not text"),
+    "s": (Edits(device_nodes="/dev/a"), "deviceNodes must be a tuple, not a string"),
     "none": (Edits(device_nodes=None), "deviceNodes must be a tuple, not null"),
     "a-text-as-node": (
         Edits(device_nodes=("/dev/a",)),
-        "deviceNodes[0] must be of type DeviceNode, not text",
+        "deviceNodes[0] must be of type DeviceNode, not a string",
     ),
     "a-path-object": (
         node(path=PurePosixPath("/dev/a")),
@@ -277,9 +277,9 @@ WRONG_TYPES = {
     "float": (node(uid=1.0), "not a number with a fraction"),
     "options": (mount(options="ro,bind"), "mounts[0].options must be a tuple"),
     "option": (mount(options=(1, "bind")), "mounts[0].options[0] must be a string"),
-    "args": (hook(args="x"), "hooks[0].args must be a tuple, not text"),
+    "args": (hook(args="x"), "hooks[0].args must be a tuple, not a string"),
     "h-env": (hook(env=()), "hooks[0].env must be of type Mapping, not tuple"),
-    "timeout": (hook(timeout_seconds="5"), "must be a whole number, not text"),
+    "timeout": (hook(timeout_seconds="5"), "must be a whole number, not a string"),
     "interface-none": (net(None, "a"), "hostInterfaceName is missing"),
     "interface": (net("a", 1), "netDevices[0].name must be a string, not a number"),
     "gids": (Edits(additional_gids=5), "additionalGids must be a tuple"),
@@ -363,7 +363,7 @@ BAD_NAMES = {
         "cdi_devices[0] must not use the CDI kind of drakit's own files",
     ),
     "no-text": ((7,), "cdi_devices[0] must be of type str, not a number"),
-    "no-tuple": ("v.com/c=0", "cdi_devices must be a tuple, not text"),
+    "no-tuple": ("v.com/c=0", "cdi_devices must be a tuple, not a string"),
     "a-long-one-is-cut": (("x" * 10_000,), "…"),
 }
 

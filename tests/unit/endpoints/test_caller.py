@@ -288,7 +288,7 @@ async def test_edits_and_more_can_be_mixed():
 
 
 BAD_ANSWERS = {
-    "left-out": ("nothing", "with nothing for this claim; this is a bug", None),
+    "left-out": ("nothing", "returned nothing for this claim; this is a bug", None),
     "refused": (DriverError("dirty"), f"driver {Camera.name}: dirty", None),
     "bug": (ValueError("a bug"), "in prepare_claims: ValueError: a bug", None),
     "cancelled": (asyncio.CancelledError(), "CancelledError, which is no", None),
@@ -319,9 +319,9 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text, index):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        pytest.param("nothing", "with nothing for this claim; this is a bug", id="left-out"),
+        pytest.param("nothing", "returned nothing for this claim; this is a bug", id="left-out"),
         pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
-        pytest.param(True, "with bool for a claim, which is neither None nor", id="not-none"),
+        pytest.param(True, "returned bool for a claim, which is neither None nor", id="not-none"),
     ],
 )
 async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
@@ -340,7 +340,7 @@ async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
     ("raised", "text"),
     [
         pytest.param(DriverError("the bus is gone"), "the bus is gone", id="raises"),
-        pytest.param(None, "with NoneType, which is not a mapping of claims", id="no-mapping"),
+        pytest.param(None, "returned NoneType, which is not a mapping of claims", id="no-mapping"),
     ],
 )
 async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, text, monkeypatch):

@@ -237,7 +237,7 @@ async def test_a_fault_is_logged_once_and_not_for_each_device_each_time(caplog):
         await asyncio.sleep(100)
         assert sorted(record.error for record in caplog.records) == [
             "driver fails to report health",
-            "the driver answered NoneType, which is not a valid Health",
+            "the driver returned NoneType, which is not a valid Health",
         ]
         assert {record.levelno for record in caplog.records} == {logging.ERROR}
 

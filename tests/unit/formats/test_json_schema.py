@@ -59,8 +59,8 @@ KEYS = "known keys: brightness, color, name, zones, timer, mode, labels, alarm"
         pytest.param({"brightness": 0}, ["brightness: must be at least 1"], id="too-small"),
         pytest.param({"brightness": 101}, ["brightness: must be at most 100"], id="too-large"),
         pytest.param(
-            {"brightness": 5, "color": "red"},
-            ["color: is not a known key", KEYS],
+            {"brightness": 5, "shade": "red"},
+            ["shade: is not a known key", KEYS],
             id="unknown-key",
         ),
         pytest.param(

@@ -474,7 +474,7 @@ PARAMETERS: Mapping[str, Configured] = {
     ),
     "large-numbers": Configured(configs=({"watts": 2**63 - 1},), parameters={"watts": 2**63 - 1}),
     "too-large": Configured(configs=({"watts": 2**63},), parameters=None, names="watts"),
-    "unknown": Configured(configs=({"color": "red"},), parameters=None, names="color"),
+    "unknown": Configured(configs=({"shade": "red"},), parameters=None, names="shade"),
     "another-case": Configured(configs=({"Color": "red"},), parameters=None, names="Color"),
     "null": Configured(configs=({"color": None},), parameters=None, names="color"),
     "a-number-for-a-text": Configured(configs=({"color": 3},), parameters=None, names="color"),
@@ -511,8 +511,8 @@ HEALTH: Mapping[str, tuple[object, Health, str]] = {
     "surrogate": (Health.unhealthy("/\udcff"), Health.unhealthy("/\\udcff"), TYPES),
     "status": (
         Health("fine"),  # type: ignore[arg-type]
-        Health.unknown("the driver answered Health, which is not a valid Health"),
+        Health.unknown("the driver returned Health, which is not a valid Health"),
         TYPES,
     ),
-    "text": ("fine", Health.unknown("the driver answered str, which is not a valid Health"), TYPES),
+    "text": ("fine", Health.unknown("the driver returned str, which is not a valid Health"), TYPES),
 }

@@ -257,7 +257,7 @@ async def test_many_requests_share_a_few_connections(api_server, session):
 async def test_a_request_that_finds_no_place_in_time_reports_it(api_server, session):
     for _ in range(MAX_REQUESTS):
         await session._places.acquire()
-    with pytest.raises(UnavailableError, match="16 other requests already wait"):
+    with pytest.raises(UnavailableError, match="16 other requests are waiting"):
         await session.get("/api/v1/nodes/node-1", timeout_seconds=0.05)
     for _ in range(MAX_REQUESTS):
         session._places.release()

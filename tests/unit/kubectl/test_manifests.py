@@ -511,9 +511,9 @@ async def test_a_pod_claim_without_a_source_is_named(planned, two):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("kind: [", "not YAML"),
-        ("!!int x", "not YAML"),
-        ("&a [*a]", "not YAML"),
+        ("kind: [", "not valid YAML"),
+        ("!!int x", "not valid YAML"),
+        ("&a [*a]", "not valid YAML"),
         ("- 1", "not an object"),
         ("{apiVersion: v1, kind: Service}", "none of the kinds"),
         ("{apiVersion: example.com/v1, kind: Job}", "none of the kinds"),

@@ -104,7 +104,7 @@ def test_what_the_api_takes_is_no_problem(device):
 BAD = {
     "5-conditions": (bound("abcde", "f"), "5 binding conditions"),
     "a-condition-twice": (bound(("a", "a"), "f"), "same name twice"),
-    "a-condition-as-a-number": (bound((1,), "f"), "not text"),
+    "a-condition-as-a-number": (bound((1,), "f"), "not a string"),
     "a-condition-with-a-space": (bound(("a b",), "f"), "not a label value"),
     "an-empty-condition": (bound(("",), "f"), "is empty"),
     "no-failure-condition": (bound("a", ()), "no binding_failure_conditions"),
@@ -223,8 +223,8 @@ BAD = {
                 ("x.y/lens", None, "", "has the effect"),
                 ("x.y/lens", "None", "a b", "has a value"),
                 ("x.y/lens", "None", "v" * 64, "has a value"),
-                ("x.y/lens", "None", 7, "not text"),
-                (7, "None", "", "not text"),
+                ("x.y/lens", "None", 7, "not a string"),
+                (7, "None", "", "not a string"),
             ]
         )
     },

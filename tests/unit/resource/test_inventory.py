@@ -111,7 +111,7 @@ BAD_COUNTER_SETS = {
     "quantity": (CounterSet(name="card", counters={"m": "x"}), "not a Kub"),
     "negative": (CounterSet(name="card", counters={"m": "-1"}), "negative"),
     "no-mapping": (CounterSet(name="card", counters=None), "not a mapping"),
-    "pool": (CounterSet(name="card", counters={"m": "1"}, pool=7), "not text"),
+    "pool": (CounterSet(name="card", counters={"m": "1"}, pool=7), "not a string"),
     "no-counter-set": ({"name": "card"}, "not a CounterSet"),
 }
 
