@@ -149,7 +149,7 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
         f"at most {announcing.PER_SECOND:.0f} Events per second, with bursts of up to "
         f"{announcing.BURST:,}" in PAGE
     )
-    assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
+    assert f"Every {thread.COUNTED_DEVICES:,} devices in a list add one inventory" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
     go = (ROOT / "proto/go/calls.go").read_text()
     assert f"\tmaxCalls = {driver_server.MAX_CALLS}\n" in go
