@@ -64,12 +64,12 @@ def _connection_problem(error: aiohttp.ClientError | OSError) -> str:
             cause = error.certificate_error
             why = getattr(cause, "verify_message", None) or str(cause)
             return f"has an invalid certificate: {why}; check the certificate authority"
-        case aiohttp.ClientConnectorSSLError():
+        case aiohttp.ClientSSLError():
             why = getattr(error.os_error, "reason", None) or str(error.os_error)
             return f"does not accept a TLS connection: {why}{_CHECK}"
         case aiohttp.ClientConnectorError():
-            cause = error.os_error
-            why = os.strerror(cause.errno) if (cause.errno or 0) > 0 else str(cause)
+            number = error.os_error.errno
+            why = os.strerror(number) if number and number > 0 else str(error.os_error)
             return f"cannot be reached: {why}{_CHECK}"
         case aiohttp.InvalidURL():
             return "does not have a valid URL; check this address"
