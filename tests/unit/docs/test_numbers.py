@@ -15,9 +15,8 @@ from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, publisher
 from drakit_nodeplugin.state import quarantine, schema
-from drakit_operator import reconciler
 from drakit_operator.config import Config
-from drakit_operator.policies import controller, status
+from drakit_operator.policies import controller
 from tests.unit.docs.listings import ROOT
 
 TAKE_OVER_SECONDS = 20
@@ -41,10 +40,9 @@ SENTENCES = {
         {0.5: "at most twice a second"}[endpoint.POLICIES_PACE_SECONDS],
         f"or after {minutes(endpoint.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",
-        f"the first {report.MAX_LISTED} [rejected devices]",
-        f"up to {report.MAX_POLICIES} policies",
-        f"up to {report.MAX_CONFLICTS} conflicts",
-        f"the first {report.MAX_STUCK} claims that have been preparing or unpreparing for more "
+        f"{report.MAX_LISTED} [rejected devices]",
+        f"{report.MAX_POLICIES} policies with {report.MAX_CONFLICTS} conflicts each",
+        f"{report.MAX_STUCK} claims that have been preparing or unpreparing for more "
         f"than {minutes(report.STUCK_SECONDS)} minute",
         f"when it changes, at most once every {report.PACE_SECONDS:.0f} s",
         f"have more than {report.MAX_NAME - 1}",
@@ -74,12 +72,9 @@ SENTENCES = {
         f"at most once every {controller.WRITE_SECONDS:.0f} seconds",
     ],
     "reference/operator": [
-        f"about {reconciler.POLICY_SECONDS:.0f} s after a change",
-        f"retries every {controller.REFUSED_SECONDS:.0f} s",
-        f"up to {status.LISTED} conflicts and {status.LISTED} problems",
-        f"at least {OPERATOR.events.debounce:.0f} s after the object is created",
-        f"the next Event after {OPERATOR.events.change_pause / 60:.0f} minute",
-        f"repeated every {OPERATOR.events.repeat_pause / 60:.0f} minutes",
+        f"at least {OPERATOR.events.debounce:.0f} s after an object is created",
+        f"the operator waits {OPERATOR.events.change_pause / 60:.0f} minute",
+        f"repeats an unchanged Event every {OPERATOR.events.repeat_pause / 60:.0f} minutes",
         f"only if they last {OPERATOR.events.patience / 60:.0f} minutes",
         f"takes over within {TAKE_OVER_SECONDS:.0f} s",
         f"cannot renew its Lease for {OPERATOR.election.renew_deadline:.0f} s, or",
