@@ -190,7 +190,7 @@ def test_a_prepare_of_20_s_in_flight_at_sigterm_gets_its_answer(stage):
     answered = [
         line
         for line in stage.log()
-        if line["msg"] == "call answered" and line["method"].endswith("NodePrepareResources")
+        if line["msg"] == "call completed" and line["method"].endswith("NodePrepareResources")
     ]
     assert [line["errors"] for line in answered] == [0, 0]
     assert min(line["seconds"] for line in answered) > 15

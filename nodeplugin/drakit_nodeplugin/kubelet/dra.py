@@ -192,7 +192,7 @@ class ClaimCalls:
         level = logging.INFO if claims else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
-        message = "call answered" if answers is not None else "the kubelet canceled the call"
+        message = "call completed" if answers is not None else "the kubelet canceled the call"
         errors = [answer for answer in (answers or {}).values() if answer.error is not None]
         facts = {
             "driver": self._driver,

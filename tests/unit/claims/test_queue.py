@@ -275,7 +275,7 @@ async def test_a_retry_logs_both_ids_once_and_work_keeps_the_first(caplog):
     await first
     (joined,) = [r for r in caplog.records if r.getMessage() == "call joins work in flight"]
     assert seen == [joined.began_by]
-    answered = {r.request_id for r in caplog.records if r.getMessage() == "call answered"}
+    answered = {r.request_id for r in caplog.records if r.getMessage() == "call completed"}
     assert answered == {joined.began_by, joined.request_id}
 
 
