@@ -45,8 +45,8 @@ SHARED_SECONDS = 0.25
 """How long a response is shared: a flood of requests costs at most four responses per second."""
 
 SHARED_FACTOR = 50
-"""A slow response is shared for this many times its own duration, up to the server's limit. A flood
-then takes 2 % of the time."""
+"""A slow response is shared for this many times as long as it took, up to the server's limit, so
+that a flood uses at most 2 % of the time."""
 
 _BACKLOG = 1024
 """The number of connections that the kernel queues. During a flood, a probe waits in this queue."""

@@ -74,8 +74,8 @@ class StatusServers:
         )
 
     async def start(self) -> None:
-        """Listen. The message of an OSError names the setting and the address that cannot be
-        used."""
+        """Start to listen. The message of an OSError names the setting and the address that cannot
+        be used."""
         for name, server in (("probes", self.probes), ("metrics", self.metrics)):
             try:
                 await server.start()

@@ -168,7 +168,7 @@ class DeviceState:
         self._unhealthy: dict[DeviceKey, str] = {}
 
     def devices(self, resource: str) -> Mapping[str, PluginDevice]:
-        """Return the devices of a resource, by ID."""
+        """Return the devices of a resource, keyed by ID."""
         return self._devices.by_resource.get(resource, {})
 
     def message(self, resource: str) -> pb.ListAndWatchResponse:

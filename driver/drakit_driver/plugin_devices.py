@@ -187,7 +187,7 @@ class PluginDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PluginDevices:
-    """The devices of each resource, by ID, and the reasons why others are not listed."""
+    """The devices of each resource, keyed by ID, and the reasons why others are not listed."""
 
     by_resource: Mapping[str, Mapping[str, PluginDevice]] = field(
         default_factory=dict[str, Mapping[str, PluginDevice]]
@@ -198,7 +198,7 @@ class PluginDevices:
 def plugin_devices(
     inventory: Inventory, *, driver: str, options: DevicePluginOptions
 ) -> PluginDevices:
-    """Return the devices of an inventory in the form for the kubelet."""
+    """Return the devices of an inventory as the kubelet expects them."""
     given = inventory.devices
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []

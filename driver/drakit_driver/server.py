@@ -74,7 +74,7 @@ STREAMS_SECONDS = 1.0
 """The maximum time for streams to end after they were asked to."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""The maximum size in the contract."""
+"""The maximum size of a message, according to the contract."""
 
 MAX_CALLS = 256
 """Maximum number of calls in flight, including those that wait. A node has at most a few hundred
@@ -412,8 +412,8 @@ class DriverServer:
         return self._endpoint.blocked
 
     def unconnected(self) -> str | None:
-        """Implement :meth:`.Probed.unconnected`. During an update, the successor needs no
-        connection while its predecessor serves."""
+        """Implement :meth:`.Probed.unconnected`. During an update, the successor does not need a
+        connection while its predecessor is serving."""
         if self.monitor.streams["WatchDevices"]:
             return None
         if "GetInfo" not in self.monitor.called:

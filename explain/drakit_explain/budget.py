@@ -30,7 +30,8 @@ class Budget:
         self.left: int = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps from the budget. Called before the work. Raises :class:`BudgetSpentError`."""
+        """Take steps from the budget. Call this before the work. Raises
+        :class:`BudgetSpentError`."""
         self.left -= steps
         if self.left < 0:
             raise BudgetSpentError

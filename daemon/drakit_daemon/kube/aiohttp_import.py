@@ -27,8 +27,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 BUFFER_BYTES = 64 * 1024
-"""The maximum number of bytes that one call receives from a TLS connection: three records of the
-largest size, 16 KiB, and a rest."""
+"""The maximum number of bytes that one call receives from a TLS connection: three TLS records of
+the maximum size (16 KiB), and part of a fourth one."""
 
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 

@@ -193,7 +193,7 @@ class EventRecorder:
         path = _path(event)
         collection = path.rpartition("/")[0]
         series = _Series(path, emitted_at=_now(), written_at=_now())
-        self._series.put(path, series)  # before the write, because the note may repeat during it
+        self._series.put(path, series)  # first, because the note may repeat during the write
         try:
             try:
                 await self._session.create(collection, event, timeout_seconds=seconds)

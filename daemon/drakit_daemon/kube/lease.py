@@ -221,8 +221,8 @@ class LeaseElection:
                 try:
                     await self._put_released()
                 except ConflictError:
-                    # Another candidate holds the Lease, or the stop interrupted the response to a
-                    # renewal.
+                    # Another candidate holds the Lease, or we stopped before the response to a
+                    # renewal arrived.
                     await self._read()
                     await self._put_released()
         except (ApiError, TimeoutError) as error:

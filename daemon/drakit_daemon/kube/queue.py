@@ -1,5 +1,5 @@
 """
-A fair queue of keys: many changes of one object result in one piece of work, and failures are
+A fair queue of keys: many changes to one object result in one piece of work, and failures are
 retried later.
 
 A key is in one lane at a time. Each lane has its own workers, so no lane waits for the work of
@@ -68,7 +68,7 @@ class FairShare:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._reached = 0.0
-        """The time that the owner whose turn came last had used by then. It never decreases."""
+        """The used time of the owner whose turn came last. It never decreases."""
 
         self._many = MANY_OWNERS
 
@@ -145,7 +145,7 @@ class WorkQueue(Generic[Key]):
         self._timer: asyncio.TimerHandle | None = None  # one timer for all keys
         self._timer_at = 0.0  # uvloop's timer handles have no time if they are due immediately
         self._working: dict[Key, str] = {}  # the lane of each key in progress
-        self._again: dict[Key, str] = {}  # added again while in progress, with their lane
+        self._again: dict[Key, str] = {}  # keys to add again after their work, and their lanes
         self._backoffs: dict[Key, Backoff] = {}
         self._progress_at = float("-inf")
         """The time at which a worker last took or finished a key, or the first key became ready."""
@@ -163,7 +163,7 @@ class WorkQueue(Generic[Key]):
             self._put(key, self._lane_of(key))
 
     def move(self, key: Key, lane: str) -> None:
-        """Queue a key that is in progress in another lane, or again in the lane to which it was
+        """Queue a key that is in progress: in another lane, or again in the lane to which it was
         moved."""
         self._waiting.pop(key, None)
         self._again[key] = lane

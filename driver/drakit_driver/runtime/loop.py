@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- calls
 
 ENDING = "it ended in the meantime"
-"""The reason of calls that fail while the driver's loop ends, before its thread can report more."""
+"""The reason given for calls that fail while the driver's loop ends, before its thread can report
+more."""
 
 ResultT = TypeVar("ResultT")
 
