@@ -183,8 +183,8 @@ def _build_all(folder: Path, modules: Sequence[str], minor: str) -> None:
     started = time.monotonic()
     chosen = [module for module in _modules(minor, partial) if module.folder in modules]
     print(
-        f"building {', '.join(module.title for module in chosen)} into {folder}: this takes minutes "
-        "the first time, and seconds later",
+        f"building {', '.join(module.title for module in chosen)} into {folder}: this takes "
+        "minutes the first time, and seconds later",
         flush=True,
     )
     for module in chosen:
