@@ -68,13 +68,16 @@ RULES = (
         'write "the maximum number of", "the maximum length of" or "the time limit for"',
     ),
     _rule(
-        r", by (?:(?:its|their|the) )?(?:\w+ )?(?:names?|UIDs?|paths?|index|keys?)\b",
+        r", by (?:(?:its|their|the) )?(?:\w+ )?(?:names?|U?IDs?|paths?|index|keys?)\b",
         'write "keyed by" for a mapping, and "sorted by" for a list',
         docstrings_only=True,
     ),
     _rule(r"\b(?:tak(?:e|es|ing)|lasts?) long\b", 'write "take a long time"'),
     _rule(r"\b[Rr]eplace\b[^.;:]{1,60} by\b", 'write "replace ... with"'),
     _rule(r"\bon a bug\b", 'write "if ... has a bug"'),
+    _rule(r"\bmissing in (?:(?:an?|the) (?!meantime\b)|its?\b|both\b)", 'write "missing from"'),
+    _rule(r"\b[Rr]easons? for which\b", 'write "the reason why"'),
+    _rule(r"\bin the form for\b", 'write "as the kubelet expects it", "as users write it"'),
     _rule(
         rf"(?<!here )(?<!here's )\b(?:is|are|was|were) no {_NOUN}",
         'write "is not a ...", or "there is no ..."',

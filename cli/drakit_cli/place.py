@@ -89,7 +89,7 @@ class Checkpoint:
     inspection: Inspection
     entries: tuple[Entry, ...]
     orphans: tuple[Path, ...]
-    """CDI files of claims that are missing in the checkpoint."""
+    """CDI files of claims that are missing from the checkpoint."""
 
 
 def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Checkpoint]:

@@ -62,8 +62,8 @@ class Stock:
     Horns do not report health."""
 
     stop: str | None = None
-    """The reason for which the stream ends. After a reconnect, the driver reports nothing until
-    this field is removed."""
+    """The reason why the stream ends. After a reconnect, the driver reports nothing until this
+    field is removed."""
 
 
 def unwell(message: str = "it flickers", *, evict_pods: bool = False) -> dict[str, Any]:

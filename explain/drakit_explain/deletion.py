@@ -38,7 +38,7 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
     Return the reasons why the deletion of a claim does not complete. Empty if there are none.
 
     :param all_pods: whether the world contains every pod of the claim's namespace. If so, a
-        consumer that is missing in the world does not exist.
+        consumer that is missing from the world does not exist.
     """
     if not claim.deleting:
         return ()

@@ -190,7 +190,7 @@ class World:
 
     def replace(self, kind: type[Fact], facts: Collection[Fact]) -> Iterator[Change | None]:
         """
-        Process a complete list: objects missing in it are gone.
+        Process a complete list: objects that are missing from it are gone.
 
         Yield after each object, with its change if there is one, because the list may be long.
         """

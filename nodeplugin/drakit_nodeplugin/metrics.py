@@ -208,8 +208,8 @@ class DriverMetrics:
             gauge.set(counts.get(state, 0))
 
     def set_devices(self, counts: Mapping[str, DeviceCounts]) -> None:
-        """Set the number of the driver's devices by pool, and remove all other pools. A pool that
-        already has its own series keeps it."""
+        """Set the number of the driver's devices in each pool, and remove all other pools. A pool
+        that already has its own series keeps it."""
         if len(counts) > MAX_POOLS:
             first = sorted(counts, key=lambda pool: (pool not in self._pools, pool))[:MAX_POOLS]
             others = total(each for pool, each in counts.items() if pool not in first)

@@ -59,7 +59,7 @@ MAX_VALUES = 20_000
 JSON."""
 
 REQUEST_SECONDS = 3.0
-"""The time limit for a TLS handshake, and of a request. The API server does not wait longer."""
+"""The time limit for a TLS handshake, and for a request. The API server does not wait longer."""
 
 MAX_SENTENCES = 3
 """The number of configs whose problems a refusal reports."""
@@ -241,7 +241,7 @@ class Admission:
                     found = await answer(orjson.loads(body))
                 response = found["response"]
                 if not response["allowed"] and response["status"]["code"] != INVALID:
-                    raise RuntimeError(response["status"]["message"])  # this is a bug of ours
+                    raise RuntimeError(response["status"]["message"])  # this is a bug in our code
             except Exception as error:  # without a result, the API server allows the request
                 self._count("error")
                 self._requests.report(repr(error)[:MAX_LOGGED])

@@ -63,7 +63,8 @@ SETTLE_SECONDS = 30.0
 """The age at which an object is settled: controllers and the kubelet have had time to act."""
 
 MAX_CHANGES = 16
-"""The maximum number of counted doublings of a pause. It only has to exceed the longest pause."""
+"""The maximum number of times that a pause is doubled. The result only has to exceed the longest
+pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +240,8 @@ class NotWrittenError(Exception):
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
         """
-        :param refused: the API server rejects it, for example because of a quota or a webhook.
+        :param refused: whether the API server rejects the Event, for example because of a quota or
+            a webhook.
         """
         super().__init__(why)
         self.refused = refused

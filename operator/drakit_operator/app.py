@@ -392,8 +392,8 @@ class _Leader:
         return "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
 
     def _working_rules_version(self) -> str:
-        """Return the same, but empty if the scheduler ignores DeviceTaintRules: up to 1.36, an API
-        server can serve them without their feature gate."""
+        """Return the ``apiVersion`` of DeviceTaintRules, but an empty string if the scheduler
+        ignores them: up to 1.36, an API server can serve them without their feature gate."""
         return self._rules_version() if self._rules_work else ""
 
     async def run(self) -> None:

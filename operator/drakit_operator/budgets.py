@@ -9,7 +9,7 @@ namespace are counted once and are one object in memory, so a Deployment of any 
 as one of its pods.
 
 All namespaces share one limit. When it is reached, content is dropped from the namespaces that have
-most of it, starting with the newest. An object that has lost its content stays in the store without
+the most, starting with the newest. An object that has lost its content stays in the store without
 it. Every result about the object is undecided, until it changes or all objects of its kind are
 listed again. :meth:`ContentBudgets.take_room` returns whether another list would help.
 
@@ -247,7 +247,7 @@ class NodeBudgets:
     def __init__(self, *, limit_bytes: int = NODE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._used: Counter[str] = Counter()
-        """Bytes by node."""
+        """Bytes, keyed by node."""
 
         self._uses: dict[str, tuple[str, type[Fact], int]] = {}
         """The node, kind and bytes of each object, keyed by UID."""

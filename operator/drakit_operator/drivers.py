@@ -10,9 +10,9 @@ A condition becomes ``False`` only if a problem lasts, because updates of driver
 pods cause short problems. If the condition is already ``False`` when a new leader starts, the
 problem has lasted, because the previous leader has waited.
 
-An object that the operator created, and whose spec nobody has set, is deleted if the cluster has
-nothing else of the driver. The garbage collector also deletes its DeviceTaintRules. Does not depend
-on Kopf or queues.
+An object that the operator created, and whose spec nobody has set, is deleted if nothing else of
+the driver is left in the cluster. The garbage collector also deletes its DeviceTaintRules. Does not
+depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LASTING_SECONDS = 30.0
 """How long a problem must last. The kubelet waits equally long for a plugin that restarts."""
 
 UNSEEN_SECONDS = 600.0
-"""If the cluster has nothing else of a driver for this long, its object is deleted."""
+"""If nothing else of a driver is left in the cluster for this long, its object is deleted."""
 
 REFUSED_SECONDS = 30.0
 """The pause after a refusal: a webhook, quota or role may allow the write later."""
@@ -114,8 +114,7 @@ class _Memory:
 
     refused_until: float = float("-inf")
     refusal: str = ""
-    """The reason for which the API server refuses writes. `refused_until` is the end of the
-    pause."""
+    """The reason why the API server refuses writes. `refused_until` is the end of the pause."""
 
 
 class DriverController:
@@ -273,7 +272,7 @@ class DriverController:
         for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)
             rest = since + (after or 0) - now
-            if rest <= 0 or any(each in held for each in devices):  # the last leader waited
+            if rest <= 0 or any(each in held for each in devices):  # a former leader has waited
                 wanted += devices
             else:
                 due.append(rest)

@@ -122,8 +122,8 @@ _source: ContextVar[Source] = ContextVar("_source")
 
 
 class _Memories(ResourceMemories):
-    """Stores nothing about objects whose facts are in the store. It would take 0.8 KiB each,
-    forever."""
+    """Stores nothing about objects whose facts are in the store. Otherwise, Kopf would keep 0.8 KiB
+    for each object, forever."""
 
     async def recall(self, raw_body: Any, **options: Any) -> ResourceMemory:
         if raw_body.keys() == {"metadata"}:

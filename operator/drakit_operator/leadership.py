@@ -3,8 +3,8 @@ Leadership: a replica waits for the Lease, is the leader once, and exits if the 
 
 The election has its own thread, event loop and session, so that the work of the main loop never
 delays a renewal. The same thread serves the probes, for the same reason. If the Lease may be lost,
-the process exits immediately, whatever the main loop does, because another replica relies on that.
-The kubelet restarts the container, which becomes a candidate again.
+the process exits immediately, regardless of what the main loop is doing, because another replica
+relies on that. The kubelet restarts the container, which becomes a candidate again.
 """
 
 from __future__ import annotations

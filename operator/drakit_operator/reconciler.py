@@ -100,7 +100,7 @@ def new_queue(*, retry_limit_seconds: float) -> WorkQueue[Key]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Concern:
-    """One kind of objects that the operator evaluates."""
+    """A kind of object that the operator evaluates."""
 
     kind: Kind
     problems: Callable[[Any, bool], Problems]
@@ -344,7 +344,7 @@ class Reconciler:
                     self._queue.move(key, SELECTORS)  # another query may follow
                 else:
                     self._queue.add(key)
-            except Exception:  # a bug of ours that affects one object must not stop the others
+            except Exception:  # a bug that affects one object must not stop the others
                 logger.exception("selectors cannot be evaluated", extra=_facts(key))
                 self._queue.retry(key)
             finally:
@@ -372,7 +372,7 @@ class Reconciler:
                 logger.warning(
                     "object cannot be reconciled", extra={**_facts(key), "error": str(error)}
                 )
-            else:  # a bug of ours that affects one object must not stop the others
+            else:  # a bug that affects one object must not stop the others
                 logger.exception("object cannot be reconciled", extra=_facts(key))
             self._queue.retry(key)
         else:

@@ -28,7 +28,7 @@ MANY = 10
 its own Event."""
 
 PAUSE_SECONDS = 0.5
-"""How long a cause must not have grown before it is judged."""
+"""The time without new objects after which a cause is judged."""
 
 LIMIT_SECONDS = 5.0
 """The maximum time for which a cause may grow before it is judged."""

@@ -2,7 +2,7 @@
 Follows all kinds: each kind has a reflector. Its lists fill the store, and its changes are events
 for the Kopf handlers.
 
-A list does not produce events, because objects may be missing in it. The store is complete when
+A list does not produce events, because objects may be missing from it. The store is complete when
 each kind has been listed once, or is left out because the cluster does not serve it or denies
 access to it. Without the required kinds, no cause is certain.
 
@@ -101,8 +101,8 @@ class Sources:
         self._known: dict[Kind, Served | Absence] = {}
         self._reflectors: dict[Kind, Reflector[Fact]] = {}
         self._errors: dict[Kind, tuple[float, str]] = {}
-        """For kinds that cannot be listed, the time since which that has been so (loop clock), and
-        the reason."""
+        """Kinds that cannot be listed, with the time since which this has been the case (loop
+        clock), and the reason."""
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()

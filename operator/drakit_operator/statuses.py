@@ -88,8 +88,8 @@ class StatusWriter:
         self._world = world
         self._kind = kind
         self.refused: dict[str, str] = {}
-        """For each object, the problem that a role forbids the write or that the API server refuses
-        it. No status can report such a problem."""
+        """The reasons why a status cannot be written, because a role forbids it or the API server
+        rejects it, keyed by object name. No status can report such a problem."""
 
     async def write(
         self,

@@ -62,7 +62,7 @@ class Store:
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> Iterator[Change | None]:
         """
-        Process a complete list: objects missing in it are gone.
+        Process a complete list: objects that are missing from it are gone.
 
         Yield after each object, with its change if there is one, so that the caller can yield to
         the loop. Until the end, the store contains both old and new objects.

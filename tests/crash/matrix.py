@@ -159,7 +159,7 @@ class Matrix:
         Kill at a point, and run the steps after it.
 
         A point that is not reached is tried again. Timing decides which claims of a batch share a
-        transaction, so the last of several may be missing in a run.
+        transaction, so the last of several may be missing from a run.
         """
         for _ in range(ATTEMPTS):
             failure = await self._run(scenario, node, point, variant, pod=pod)

@@ -84,7 +84,7 @@ class FakeDeviceManager(pb_grpc.RegistrationServicer):
         lists.append(dict.fromkeys(lists[-1] if lists else (), "Unhealthy"))
 
     def health(self, resource: str) -> dict[str, str]:
-        """The health of the devices of a resource, by ID."""
+        """The health of the devices of a resource, keyed by ID."""
         lists = self.lists.get(resource)
         return lists[-1] if lists else {}
 

@@ -17,7 +17,7 @@ __all__ = ("FakeDevicePlugin", "container_answer", "listed", "register")
 
 
 def listed(*devices: str | tuple[str, str] | pb.Device) -> pb.ListAndWatchResponse:
-    """A list of devices: by ID, by ID and health, or as they are."""
+    """A list of devices, given as IDs, as pairs of ID and health, or as messages."""
     made: list[pb.Device] = []
     for device in devices:
         if isinstance(device, pb.Device):

@@ -256,8 +256,7 @@ VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
 
 
 def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
-    """Return the name of the ClusterRole for viewers in the form for a command, or an empty
-    string."""
+    """Return the name of the ClusterRole for viewers, as a command needs it, or an empty string."""
     for each in releases.releases:
         if operator := each.workload(OPERATOR):  # Releases with an operator have the role.
             return f"{operator.name.removesuffix('-operator')}-viewer"

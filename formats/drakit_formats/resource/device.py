@@ -505,8 +505,8 @@ def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
 
 
 def _is_lost(sent: Any, stored: Any) -> bool:
-    """Return whether any part of a value is missing in the response. The API server may add fields,
-    write values in another form, and omit empty ones."""
+    """Return whether any part of a value is missing from the response. The API server may add
+    fields, write values in another form, and omit empty ones."""
     if not sent:
         return False
     if isinstance(sent, Mapping):

@@ -46,8 +46,8 @@ class Holds:
         *,
         remembered: Mapping[str, Set[str]] | None = None,
     ) -> None:
-        """Create the holds. `remembered` has the identities of devices by name, for claims without
-        identities."""
+        """Create the holds. `remembered` contains the identities of devices, keyed by name, for
+        claims without identities."""
         self._held = held or {}
         self._hardware: dict[str, Set[str]] = {
             name: {node.identity for node in device.nodes} or (remembered or {}).get(name, set())

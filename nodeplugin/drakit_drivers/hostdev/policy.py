@@ -428,9 +428,9 @@ class HostDevicesConfig(DriverConfig):
     """The configuration of the driver ``hostdev``."""
 
     policies: dict[PolicyName, HostDevicePolicySpec] = Field(default_factory=dict, max_length=256)
-    """The policies by name. If two policies match a device, the policy whose name sorts first
-    publishes it. A policy in this file takes precedence over a policy in the cluster that matches
-    the same device."""
+    """The policies, keyed by name. If two policies match a device, the policy whose name sorts
+    first publishes it. A policy in this file takes precedence over a policy in the cluster that
+    matches the same device."""
 
     allow_dangerous: bool = False
     """Whether policies can set ``allow.dangerous``. If false, the driver refuses everything that

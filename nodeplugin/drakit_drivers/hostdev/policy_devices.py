@@ -483,8 +483,8 @@ def _held_otherwise(
     """
     Return the reason why a device is not free although no claim holds it under its name.
 
-    `owners` has the devices of the scan by name. If one of these is held and has the same hardware,
-    the hold belongs to an equal node, for example one of two chips of a controller.
+    `owners` contains the devices of the scan, keyed by name. If one of these is held and has the
+    same hardware, the hold belongs to an equal node, for example one of two chips of a controller.
     """
     others = holds.names(each.hardware) - owners.keys()
     others |= {
@@ -514,7 +514,7 @@ def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusa
     """
     Return the reason why a set is not the one that a claim holds.
 
-    `parts` has the unit and the report of the hardware that is present.
+    `parts` contains the unit and the report of the hardware that is present.
     """
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
@@ -560,8 +560,8 @@ def _other_form(
     published: Published, other_names: Set[str], holds: Holds, *, is_copy: bool, outgrown: Set[str]
 ) -> Doubt | None:
     """Return the doubt about a device that claims hold in a form that its policy does not offer.
-    `other_names` has the names of its copies if it is published with capacity. If it is a copy,
-    `other_names` has its name with capacity."""
+    `other_names` contains the names of its copies if it is published with capacity. If it is a
+    copy, `other_names` contains its name with capacity."""
     name, sharing = published.name, published.spec.sharing
     if name not in holds:
         other = min((other for other in other_names if other in holds), default=None)

@@ -72,7 +72,7 @@ class Control(DriverConfig):
     """Devices that no longer exist."""
 
     stop: str = Field(default="", max_length=1024)
-    """The reason for which the driver stops. It starts again once this field is removed."""
+    """The reason why the driver stops. It starts again once this field is removed."""
 
     fail_prepare: dict[Pattern, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=dict

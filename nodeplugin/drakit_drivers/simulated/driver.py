@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
-    """Publish simulated GPUs, NICs and CPUs; see ``docs/start/simulated-devices.md``."""
+    """Publishes simulated GPUs, NICs and CPUs; see ``docs/start/simulated-devices.md``."""
 
     name: ClassVar[str] = DRIVER_NAME
     side_effects: ClassVar[bool] = False

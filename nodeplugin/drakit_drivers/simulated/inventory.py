@@ -36,7 +36,7 @@ _SLOTS = 32
 
 
 def all_devices(config: SimulatedConfig) -> Inventory:
-    """Combine the profiles' devices. The fallback needs no optional feature of the API."""
+    """Combine the profiles' devices. The fallback does not need any optional feature of the API."""
     gpu, nic, cpu, numa = config.gpu, config.nic, config.cpu, config.numa_nodes
     amounts = _amounts(gpu, gpu.compute_slices)
     return Inventory(

@@ -13,7 +13,7 @@ for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
 The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any longer,
 but that the kubelet still has to unprepare. The file can only add claims: if only the file is
-readable, a claim that is missing in it may still be in use. The file's format is private to the
+readable, a claim that is missing from it may still be in use. The file's format is private to the
 kubelet, so an unexpected format is rejected.
 
 :mod:`drakit_nodeplugin.state.podresources` calls the kubelet; :mod:`.stale` and :mod:`.recovery`

@@ -262,8 +262,8 @@ class ClaimQueue:
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
     ) -> dict[str, _WorkTurn]:
-        """Find or begin the work on each claim. A claim is missing in the result if too many turns
-        wait for it."""
+        """Find or begin the work on each claim. A claim is missing from the result if too many
+        turns wait for it."""
         turns: dict[str, _WorkTurn] = {}
         free: list[_WorkTurn] = []
         joined: set[str] = set()

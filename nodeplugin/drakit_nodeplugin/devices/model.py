@@ -63,7 +63,8 @@ class DesiredPool:
     """The devices to publish if the API server drops fields (see `Inventory.fallback`)."""
 
     ordered: bool = False
-    """Whether devices are published in this order. Otherwise, each slice lists them by name."""
+    """Whether devices are published in this order. Otherwise, each slice lists them in the order of
+    their names."""
 
     partition_type_attribute: str | None = ""
     """The attribute with the type of partitions. None if the endpoint has been missing since a

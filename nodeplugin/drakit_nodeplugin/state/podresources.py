@@ -207,7 +207,7 @@ class PodResources:
         )
 
     def incomplete(self, listed: PodList) -> str | None:
-        """Return the reason why pods may be missing in a list, or None."""
+        """Return the reason why pods may be missing from a list, or None."""
         if listed.pods is PodView.UNKNOWN:
             return (
                 "the node plugin does not know which pod it runs in; set POD_NAMESPACE and "

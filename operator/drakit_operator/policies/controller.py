@@ -43,7 +43,7 @@ changed. Another write is allowed each minute. A node whose problem flaps must n
 each second."""
 
 SHARE = 20
-"""The statuses of all policies take at most this part of the main loop's time. For 5,000 reports,
+"""The statuses of all policies take at most a twentieth of the main loop's time. For 5,000 reports,
 one status takes about 20 ms."""
 
 

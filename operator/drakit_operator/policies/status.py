@@ -192,8 +192,8 @@ def _conflicting(
 
 
 def _same_resource(policy: PolicyFacts, world: World) -> str:
-    """Return which other objects provide the extended resource of a policy. Empty if there are
-    none."""
+    """Return a phrase that names the other objects with the extended resource of a policy. Empty if
+    there are none."""
     resource, policies = policy.extended_resource, world.of(PolicyFacts).values()
     if not resource or not policy.create_class:
         return ""

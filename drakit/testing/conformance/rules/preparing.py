@@ -356,8 +356,8 @@ def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
 
 
 def _spellings(uid: str) -> tuple[str, str]:
-    """Return a UID unchanged, and in the form for names of environment variables: containers
-    without other edits get such a variable."""
+    """Return a UID unchanged, and converted to the form of an environment variable's name:
+    containers without other edits get such a variable."""
     return uid, re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 

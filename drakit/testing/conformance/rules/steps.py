@@ -104,7 +104,7 @@ def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
 
 
 def stop_reasons(log: str) -> list[str]:
-    """Return the reasons for which the driver has stopped, from a part of the node plugin's log."""
+    """Return the reasons why the driver has stopped, from a part of the node plugin's log."""
     return [match["reason"] for match in _STOP.finditer(log)]
 
 

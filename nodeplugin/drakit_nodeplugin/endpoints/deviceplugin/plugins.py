@@ -7,8 +7,8 @@ register. This module decides which resources may register and when they may be 
 devices of a claim to their resources.
 
 The kubelet's own device manager must not use a resource as well. Otherwise, a device could be
-allocated twice. A resource that the kubelet served is free only after it was missing in several
-complete responses over two minutes. Any other resource must be missing in two complete responses,
+allocated twice. A resource that the kubelet served is free only after it was missing from several
+complete responses over two minutes. Any other resource must be missing from two complete responses,
 because a kubelet that has just started adds its pods one by one. A missing or incomplete response
 proves nothing.
 
@@ -62,7 +62,8 @@ RESPONSE_SECONDS = 2.0
 """Time limit for a response. A plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
-"""Minimum time between two complete responses before a resource that is missing in both is free."""
+"""Minimum time between two complete responses before a resource that is missing from both is
+free."""
 
 CLEAR_SECONDS = 120.0
 """How long a resource that the kubelet served must be missing. It equals the grace period of a
