@@ -105,7 +105,9 @@ async def remove_release(session: Session, removal: Removal) -> int:
     with suppress(NotFoundError):
         daemonset = await session.get(path)
     if daemonset is None:
-        print(f"daemonset {removal.daemonset}: does not exist, so no node plugin can be asked")
+        print(
+            f"daemonset {removal.daemonset}: does not exist, so its node plugins cannot be queried"
+        )
     elif problems := await _problems(session, removal, daemonset):
         forced = child(daemonset["metadata"], "annotations").get(FORCE_ANNOTATION) == "true"
         _print_problems(removal, problems, forced=forced)

@@ -378,7 +378,7 @@ BUGS: tuple[Bug, ...] = (
         waits=True,
     ),
     Bug(
-        what="kube-scheduler counts the counters of pools with the same name together, even if "
+        what="kube-scheduler adds up the counters of pools with the same name, even if "
         "they are of different drivers",
         link=f"{ISSUES}140434",
         fixes={35: None, 36: 4},

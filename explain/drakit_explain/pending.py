@@ -645,7 +645,7 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
     first, number = next(iter(judged.fatal)), len(judged.fatal)
     more = f" and {number - 1} more" if number > 1 else ""
     why = ", ".join(pod.unchecked)
-    return [f"the search fails on node {first}{more}, but {why} may exclude that node before"]
+    return [f"the allocator fails on node {first}{more}, but {why} may exclude that node first"]
 
 
 def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ class Device:
             ("node", self.pool.node),
             ("state", words_of_state(self.row)),
             ("message", self.words),
-            ("slice", self.slice or "none: its driver does not list it any more"),
+            ("slice", self.slice or "none: its driver no longer lists it"),
         ):
             if value:
                 output.line(f"{key}: {value}", indent=2)

@@ -424,7 +424,7 @@ def make_report(
     unknown = [*explanation.unknown, *(str(gap) for gap in found.gaps)]
     if reasons and _may_not_be_reached(explanation, found, pod):
         reasons = []
-        unknown.append("the search fails on a node that the scheduler may exclude before")
+        unknown.append("the allocator fails on a node that the scheduler may exclude first")
     verdict = _narrowed(explanation, reasons, found, pod)
     if verdict is Verdict.UNDECIDED:
         reasons = []
@@ -504,8 +504,7 @@ def _decided_by_others(pod: PodFacts) -> list[str]:
         )
     if pod.group:
         found.append(
-            f"the pod is placed together with its group {pod.group}, and drakit searches for one "
-            f"pod"
+            f"the pod is placed together with its group {pod.group}, but drakit checks only one pod"
         )
     return found
 

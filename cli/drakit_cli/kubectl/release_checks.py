@@ -90,7 +90,7 @@ def check_releases(
         nodes = sorted({each.node for each in reports})
         of_former = (
             f", but drivers of an earlier one have reports on {shortened(nodes)}: pods with their "
-            f"devices neither start nor end"
+            f"devices can neither start nor terminate"
         )
         findings.append(
             Finding(
@@ -158,7 +158,7 @@ def _left(installed: Releases, world: World) -> Iterator[Finding]:
             object=f"Node {left[0]}",
             what=f"no node plugin runs on {shortened(left)}, where drivers of drakit have reports "
             f"(the DaemonSets select {selected} of {plural(nodes, 'node')}): pods with their "
-            f"devices there neither start nor end",
+            f"devices there can neither start nor terminate",
             fix="correct the labels or taints of the node, or the values nodeplugin.nodeSelector "
             "and nodeplugin.tolerations; if drakit is to leave the node, delete its pods with "
             "devices first",
@@ -240,7 +240,7 @@ def _restarted(release: Release) -> Iterator[Finding]:
         times = "once" if each.restarts == 1 else f"{each.restarts} times"
         yield note(
             object=f"Pod {release.namespace}/{each.pod}",
-            what=f"{where} was restarted {times}; it ended last with {each.ended[:MAX_MESSAGE]}",
+            what=f"{where} was restarted {times}; its last exit: {each.ended[:MAX_MESSAGE]}",
             fix=f"kubectl -n {release.namespace} logs {each.pod} -c {each.name} --previous: "
             "report the error, or for OOMKilled raise the memory limit; without an error, the "
             "liveness probe may have failed, or the node was rebooted",
@@ -294,7 +294,7 @@ def is_enabled(gate: str, found: Gathered) -> bool | None:
 
 _TAKES_PART = {
     SCHEDULER: "pods that use its feature can stay Pending",
-    CONTROLLERS: "its feature works only in part",
+    CONTROLLERS: "its feature works only partially",
     KUBELET: "pods on these nodes cannot use its feature",
 }
 

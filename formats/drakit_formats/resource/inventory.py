@@ -249,7 +249,7 @@ def _scalar_problem(value: object) -> str | None:
         ):
             return "is not a semantic version (such as 1.2.3) of at most 64 characters"
     elif isinstance(value, list):
-        return "is of type list; a list attribute is given as a tuple"
+        return "is of type list; use a tuple for a list attribute"
     elif not isinstance(value, int):
         return f"is {_kind(value)}, which is neither a string, an integer, a boolean nor a Version"
     elif not -(2**63) <= value < 2**63:

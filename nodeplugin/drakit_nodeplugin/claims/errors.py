@@ -61,7 +61,7 @@ class AbandonedError(ClaimError):
     def __init__(self, *, claim: str) -> None:
         super().__init__(
             f"claim {claim}: the node plugin stopped preparing the claim, because the kubelet "
-            f"asked to unprepare it; the kubelet retries if a pod still needs the claim"
+            f"requested to unprepare it; the kubelet retries if a pod still needs the claim"
         )
 
 

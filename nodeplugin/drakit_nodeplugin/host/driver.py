@@ -250,7 +250,7 @@ class HostedDriver:
                 logger.error("data directory was replaced, restoring it", extra=facts)
                 await active.restore_checkpoint()
             else:
-                logger.info("another instance asks for the driver", extra=facts)
+                logger.info("another instance requests the driver", extra=facts)
             self._server.serve(None)
             deadline = asyncio.get_running_loop().time() + HAND_OVER_SECONDS
             message = "driver is not handed over yet: calls are in flight"
@@ -279,7 +279,7 @@ class HostedDriver:
             if asked != "ignored":
                 return asked
             logger.warning(
-                "an instance that was active and ended asks again; it is ignored for a while",
+                "a former active instance requests the driver again; ignoring it for a while",
                 extra={"driver": self.name},
             )
             # The other instance has registered more recently, but cannot respond.

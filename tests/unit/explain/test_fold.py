@@ -152,7 +152,9 @@ def test_an_error_on_a_node_that_other_rules_may_exclude_needs_the_schedulers_wo
     assert explanation.verdict is verdict
     if verdict is Verdict.UNDECIDED:
         (unknown,) = explanation.unknown
-        assert unknown == "the search fails on node n1, but host ports may exclude that node before"
+        assert (
+            unknown == "the allocator fails on node n1, but host ports may exclude that node first"
+        )
 
 
 def test_only_an_incomplete_pool_is_normal_for_a_moment():

@@ -137,7 +137,7 @@ def stopped(site):
     taint = {"key": "drakit.dev/stopped", "effect": "NoSchedule"}
     site.slice("s1", devices=[{"name": "a", "taints": [taint]}])
     site.report("n1")
-    message = "backends.allowed has no entry for it any more; add it"
+    message = "backends.allowed no longer has an entry for it; add it"
     endpoints = [{"name": DRIVER, "state": "Stopped", "message": message}]
     path = f"/apis/{crds.API_VERSION}/nodedevicereports/n1.{DRIVER}"
     site.change(path, {"status": {"endpoints": endpoints}})
@@ -237,7 +237,7 @@ POOL = f"Pool {DRIVER}/n1"
             POOL,
             "is unavailable, because the driver has stopped: a",
             f"remove the cause, then read the log of {DRIVER} on node n1 if it persists: "
-            "backends.allowed has no entry for it any more; add it",
+            "backends.allowed no longer has an entry for it; add it",
         ),
         pytest.param(
             rejected,
@@ -450,7 +450,9 @@ async def test_a_known_bug_of_the_release_is_named_with_the_fix(healthy, run, ku
         sets = [{"name": "board", "counters": {"slots": {"value": "4"}}}]
         healthy.slice(f"c-{driver}", driver=driver, pool=pool, sharedCounters=sets)
     _, body = await run.json("doctor")
-    found = [each for each in body["findings"] if "counts the counters of pools" in each["finding"]]
+    found = [
+        each for each in body["findings"] if "adds up the counters of pools" in each["finding"]
+    ]
     assert len(found) == named
     for each in found:
         assert each["object"].startswith("ResourceSlice c-")

@@ -533,7 +533,7 @@ async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of
     assert [each["code"] for each in body["reasons"]] == (
         ["SelectorFailed"] if verdict == "blocked" else []
     )
-    unknown = "the search fails on a node that the scheduler may exclude before"
+    unknown = "the allocator fails on a node that the scheduler may exclude first"
     assert (unknown in body["notEvaluated"]) is (verdict == "undecided")
 
 
@@ -619,17 +619,17 @@ async def test_the_autoscaler_of_nodes_is_quoted(stuck, run):
         ),
         pytest.param(
             {"schedulingGroup": {"podGroupName": "train"}},
-            "the pod is placed together with its group train, and drakit searches for one pod",
+            "the pod is placed together with its group train, but drakit checks only one pod",
             id="a-pod-group",
         ),
         pytest.param(
             {"workloadRef": {"name": "w", "podGroup": "workers"}},
-            "the pod is placed together with its group workers, and drakit searches for one pod",
+            "the pod is placed together with its group workers, but drakit checks only one pod",
             id="a-pod-group-of-a-workload",
         ),
         pytest.param(
             {"schedulingGroup": {"other": {"name": "train"}}},
-            "the pod is placed together with its group other, and drakit searches for one pod",
+            "the pod is placed together with its group other, but drakit checks only one pod",
             id="a-group-of-an-unknown-kind",
         ),
     ],

@@ -301,7 +301,7 @@ class BackendDirectory:
         entry = self._entries.get(driver)
         if entry is None:
             return (
-                "backends.allowed has no entry for it any more; add it to the values of drakit's "
+                "backends.allowed no longer has an entry for it; add it to the values of drakit's "
                 "release, or uninstall the backend"
             )
         return f"no backend has registered in {shown(self.path / entry)} yet"
