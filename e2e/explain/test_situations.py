@@ -84,7 +84,7 @@ def test_kubernetes_own_allocator_decides(outcomes, release):
     wait(outcomes.values())
     counted = {
         each: operator_metric(
-            release, f'drakit_operator_allocator_answers_total{{result="{each.value}"}}'
+            release, f'drakit_operator_allocator_queries_total{{result="{each.value}"}}'
         )
         for each in VerdictOutcome
     }

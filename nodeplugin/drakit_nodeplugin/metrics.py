@@ -181,7 +181,7 @@ class DriverMetrics:
         self._steps = {step: metrics.step_seconds.labels(driver, step) for step in get_args(Step)}
         self._fetches = {
             result: metrics.fetch_seconds.labels(driver, result)
-            for result in ("success", "gone", "no_answer", "error")
+            for result in ("success", "gone", "no_response", "error")
         }
         self.transaction: Callable[[float], None] = metrics.transaction_seconds.labels(
             driver

@@ -63,7 +63,7 @@ class AllocatorQueries:
             return None
         for query, verdict in zip(queries, found, strict=False):
             verdicts.keep(query, verdict)
-            self._metrics.allocator_answers.labels(verdict.outcome.value).inc()
+            self._metrics.allocator_queries.labels(verdict.outcome.value).inc()
         self._problems.report(self._allocator.problem or None)
         return self._clock() - began
 

@@ -43,8 +43,8 @@ class Metrics:
         self.delayed_events = counter(
             "drakit_operator_events_delayed", "Events that waited because of the rate limit"
         )
-        self.allocator_answers = counter(
-            "drakit_operator_allocator_answers",
+        self.allocator_queries = counter(
+            "drakit_operator_allocator_queries",
             "Queries of Kubernetes' allocator about claims on a node, by result",
             ["result"],
         )

@@ -98,7 +98,7 @@ async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(met
     [
         pytest.param(claim_body("uid-a"), "success", id="read"),
         pytest.param(not_found(), "gone", id="gone"),
-        pytest.param(TimeoutError(), "no_answer", id="no-answer"),
+        pytest.param(TimeoutError(), "no_response", id="no-response"),
         pytest.param({}, "error", id="no-claim"),
     ],
 )

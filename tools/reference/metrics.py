@@ -96,7 +96,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_events_suppressed_total", "cause"): SUPPRESSED,
     ("drakit_operator_admission_requests_total", "result"): ("allowed", "rejected", "error"),
-    ("drakit_operator_allocator_answers_total", "result"): [each.value for each in VerdictOutcome],
+    ("drakit_operator_allocator_queries_total", "result"): [each.value for each in VerdictOutcome],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_devices", "driver"): [],
     ("drakit_operator_devices", "state"): DEVICE_STATES,

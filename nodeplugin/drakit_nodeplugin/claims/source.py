@@ -33,7 +33,7 @@ from drakit_nodeplugin.claims.errors import (
     NoResponseError,
 )
 
-FetchResult = Literal["success", "gone", "no_answer", "error"]
+FetchResult = Literal["success", "gone", "no_response", "error"]
 """The result of a read, as a metric label."""
 
 
@@ -79,7 +79,7 @@ class ApiClaims:
         except ClaimError as error:
             is_gone = isinstance(error, ClaimGoneError)
             is_silent = isinstance(error, NoResponseError)
-            result = "gone" if is_gone else "no_answer" if is_silent else "error"
+            result = "gone" if is_gone else "no_response" if is_silent else "error"
             self._observe(clock() - began, result)
             raise
         self._observe(clock() - began, "success")

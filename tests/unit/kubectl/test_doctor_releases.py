@@ -366,8 +366,8 @@ def restarted(site):
     [
         pytest.param(
             restarted,
-            "container nodeplugin of pod drakit-n1 on node n1 was restarted 3 times; its last exit: "
-            "Error, exit code 1 at 2026-03-01T09:30:00Z: KeyError: 'cap-1'",
+            "container nodeplugin of pod drakit-n1 on node n1 was restarted 3 times; its last "
+            "exit: Error, exit code 1 at 2026-03-01T09:30:00Z: KeyError: 'cap-1'",
             "kubectl -n drakit-system logs drakit-n1 -c nodeplugin --previous",
         ),
         pytest.param(two_operators, "both run an operator", "--set operator.enabled=false"),

@@ -50,7 +50,7 @@ async def test_each_answer_is_kept_and_counted():
     questions, metrics = asking(program)
     assert (await questions.ask(QUESTIONS, kept, "lab")) is not None
     assert kept.keys == program.asked == list(range(8))
-    name = "drakit_operator_allocator_answers_total"
+    name = "drakit_operator_allocator_queries_total"
     assert metrics.registry.get_sample_value(name, {"result": "fatal"}) == 8
 
 
