@@ -412,9 +412,9 @@ class Device:
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """The amounts that the device consumes while it is allocated, by :class:`CounterSet` in its
-    pool and by counter (DRAPartitionableDevices). Devices that together exceed a counter are never
-    allocated at the same time."""
+    """The amounts that the device consumes while it is allocated, keyed by :class:`CounterSet` in
+    its pool and by counter (DRAPartitionableDevices). Devices that together exceed a counter are
+    never allocated at the same time."""
 
     compatibility_groups: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, "tuple[str, ...]"]

@@ -102,7 +102,7 @@ class FakeApiServer:
     that does not support them."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    """Plain-text responses by path, for example for ``/metrics``."""
+    """Plain-text responses, keyed by path, for example for ``/metrics``."""
 
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
     """Placeholders that the server replaces with JSON in responses, for values that are nested too

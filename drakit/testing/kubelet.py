@@ -77,7 +77,7 @@ class HealthSubscriber:
     def __init__(self, channel: Any, *, version: str) -> None:
         self.version = version
         self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
-        """Each message: status and message by pool and device."""
+        """Each message: status and message, keyed by pool and device."""
 
         self.ended: bool = False
         self._messages, stubs = _HEALTH_VERSIONS[version]
@@ -180,7 +180,7 @@ class FakeKubelet:
         self._endpoints: dict[Path, Path] = {}
         """The DRA socket that a driver named at its registration socket."""
         self._followers: dict[Path, asyncio.Task[None]] = {}
-        """A task for each registered driver, by registration socket."""
+        """A task for each registered driver, keyed by registration socket."""
 
     async def __aenter__(self) -> FakeKubelet:
         return self
@@ -257,13 +257,14 @@ class FakeKubelet:
     async def prepare(
         self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, Any]:
-        """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
+        """Call NodePrepareResources. Return the results, keyed by claim UID, as protobuf
+        messages."""
         return await self._call("NodePrepareResources", dra, claims, version, timeout_seconds)
 
     async def unprepare(
         self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, str]:
-        """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
+        """Call NodeUnprepareResources. Return the errors, keyed by claim UID. An empty string means
         success."""
         answers = await self._call("NodeUnprepareResources", dra, claims, version, timeout_seconds)
         return {uid: claim.error for uid, claim in answers.items()}

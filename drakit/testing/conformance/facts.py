@@ -49,7 +49,7 @@ class PublishedDevice:
     pool: str
 
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The attributes by published name. The value does not include its type: ``"x"``, ``3``,
+    """The attributes, keyed by published name. The value does not include its type: ``"x"``, ``3``,
     ``True``, a list."""
 
     capacity: Mapping[str, str] = field(default_factory=dict[str, str])

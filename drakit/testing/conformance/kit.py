@@ -284,7 +284,7 @@ class Kit:
     async def prepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, PrepareResult]:
-        """Prepare claims in one call. Return the results by claim UID."""
+        """Prepare claims in one call. Return the results, keyed by claim UID."""
         self._asked |= {claim.uid: claim for claim in claims}
         answers = await self._answered(
             "NodePrepareResources",
@@ -298,8 +298,8 @@ class Kit:
     async def unprepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, str]:
-        """Unprepare claims in one call. Return the errors by claim UID; an empty string means
-        success."""
+        """Unprepare claims in one call. Return the errors, keyed by claim UID; an empty string
+        means success."""
         answers = await self._answered(
             "NodeUnprepareResources",
             self.kubelet.unprepare(

@@ -46,7 +46,7 @@ class RuleResult:
     outcome: Outcome
 
     text: str = ""
-    """The observation, or why the rule was not checked. Empty if the rule passes."""
+    """The observation, or the reason why the rule was not checked. Empty if the rule passes."""
 
     log: str = ""
     """The last log lines of the node plugin and of the target's own process."""

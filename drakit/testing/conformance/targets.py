@@ -276,7 +276,8 @@ _REQUIRED = {
     "unix": ("driver", "backends.allowed"),
     "device-plugin": ("resources", "devicePlugins.plugins"),
 }
-"""The required key of an entry, and the chart's value that contains it, by the form of a target."""
+"""The required key of an entry, and the chart's value that contains it, keyed by the form of a
+target."""
 
 
 def parse_target(

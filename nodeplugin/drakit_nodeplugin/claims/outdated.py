@@ -41,7 +41,7 @@ when the device was marked may have the old edits."""
 
 _FINAL = frozenset({None, AbandonedError.reason, BadConfigError.reason, DriverFailedError.reason})
 """After these results, no retry is needed if the devices are no longer marked. After any other
-result, the driver may have returned edits that are missing from the row or in the CDI file."""
+result, the driver may have returned edits that are missing from the row or the CDI file."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,14 +5,14 @@ A rule states what a driver must do, which behavior of the kubelet requires it, 
 it:
 
     @rule("prepare-again", "a claim that is prepared again gets the same devices",
-          why="the kubelet forgets at its restart what is prepared, and asks again")
+          why="a restarted kubelet prepares all claims of its pods again")
     async def prepare_again(kit: Kit) -> None:
         device, *_ = await kit.devices()
         claim = kit.claim(device)
         first = (await kit.prepare(claim))[claim.uid]
         again = (await kit.prepare(claim))[claim.uid]
         if again != first:
-            kit.fail("the second prepare of a claim gave other devices than the first")
+            kit.fail("the second prepare of a claim returned different devices")
 
 Each rule gets a new kit, whose driver has started, registered and published devices. The kit cleans
 up everything that the rule leaves behind.

@@ -45,8 +45,8 @@ async def claim_status(kit: Kit) -> None:
 
 
 async def _entries(kit: Kit, claim: ClaimUnderTest) -> Mapping[str, Mapping[str, Any]]:
-    """Wait for the entries of the driver. Return them by device. The result is empty if there are
-    none."""
+    """Wait for the entries of the driver. Return them, keyed by device. The result is empty if
+    there are none."""
     until = asyncio.get_running_loop().time() + WRITE_SECONDS
     while True:
         stored: Any = kit.api.object(_path(claim)) or {}
