@@ -32,7 +32,7 @@ class Write(NamedTuple):
 @cache
 def documented() -> Mapping[Write, frozenset[str]]:
     """Return the operator's writes, each with the chart values of which one must be set."""
-    _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Written objects\n")
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Objects\n")
     return {
         Write(verb, resource): frozenset(re.findall("`(.+?)`", values))
         for resource, verbs, values in _ROW.findall(section.partition("\n## ")[0])
