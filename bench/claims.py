@@ -78,7 +78,7 @@ class Plan:
 
     idle_seconds: float
     changes: int
-    """Changes of devices, at a rate of a thousand per second."""
+    """Changes to devices, at a rate of a thousand per second."""
 
 
 FULL = Plan(

@@ -22,7 +22,7 @@ RATE = 1_000
 """Changes per second. Each is a separate inventory."""
 
 LEVEL = "level"
-"""The attribute that changes: the number of changes of the device."""
+"""The attribute that changes: the number of changes to the device."""
 
 _LOOK_SECONDS = 0.01
 

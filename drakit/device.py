@@ -576,9 +576,9 @@ class Inventory:
     Whether the order of `devices` matters: the scheduler takes the first device that fits.
 
     If not, each ResourceSlice lists its devices by name (``gpu-9`` before ``gpu-10``), and a new
-    device can go into any slice. A change of the order then costs nothing.
+    device can go into any slice. A change to the order then costs nothing.
 
-    An ordered inventory is published in exactly its order. A change of the order inside one slice
+    An ordered inventory is published in exactly its order. A change to the order inside one slice
     writes that slice. If several slices change, or a device moves to another slice, all slices of
     the pool are written, at most once a second. A pool of up to 56 devices has one slice. Do not
     sort by values that change often.

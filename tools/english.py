@@ -76,6 +76,7 @@ RULES = (
     _rule(r"\b[Rr]eplace\b[^.;:]{1,60} by\b", 'write "replace ... with"'),
     _rule(r"\bon a bug\b", 'write "if ... has a bug"'),
     _rule(r"\bmissing in (?:(?:an?|the) (?!meantime\b)|its?\b|both\b)", 'write "missing from"'),
+    _rule(r"\b[Cc]hanges? of\b(?! (?:\w+ )?(?:kind|owner|heart)\b)", 'write "a change to the ..."'),
     _rule(r"\b[Rr]easons? for which\b", 'write "the reason why"'),
     _rule(r"\bin the form for\b", 'write "as the kubelet expects it", "as users write it"'),
     _rule(

@@ -157,7 +157,7 @@ class DeviceState:
         """Set when the driver has listed its devices for the first time."""
 
         self.change = asyncio.Event()
-        """Set at the next change of any device. A new event then replaces it."""
+        """Set at the next change to any device. A new event then replaces it."""
 
         self._driver = driver
         self._options = options

@@ -1,7 +1,7 @@
 """
 Builds the images of the Dockerfile with buildah, layer by layer, and writes them as archives.
 
-The layers of the dependencies stay in buildah's storage, in the cache, so a change of our own
+The layers of the dependencies stay in buildah's storage, in the cache, so a change to our own
 sources rebuilds only one small layer.
 """
 

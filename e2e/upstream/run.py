@@ -238,7 +238,7 @@ def run_part(
 
 @contextmanager
 def recorded(cluster: Cluster, path: Path) -> Generator[None]:
-    """Write all changes of Events to a file, because Events are deleted with their namespaces. A
+    """Write all changes to Events to a file, because Events are deleted with their namespaces. A
     watch that ends early is an error."""
     argv = [
         *(cluster.program("kubectl"), "get", "events.v1.events.k8s.io", "--all-namespaces"),

@@ -226,7 +226,7 @@ class SliceCount:
 
     reach: Reachable
     stamp: int
-    """The world's revision at the last change of an allocation in the pool."""
+    """The world's revision at the last change to an allocation in the pool."""
 
     rejected: tuple[int, ...]
     """The number of devices that each selector rejects, for the selectors that were reached."""
@@ -240,7 +240,7 @@ class SliceCount:
     """The claims that hold devices of the slice."""
 
     found: Availability | None = None
-    """The details of the numbers, if the slice has taints, counters or shares."""
+    """Details of the counts, if the slice has taints, counters or shares."""
 
     def merge_into(self, result: Availability) -> None:
         if self.found is not None:
@@ -419,7 +419,7 @@ class Hardware:
     def __init__(self, world: World) -> None:
         self.world: World = world
         self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
-        """The counters of each pool, with the revision of the last change of an allocation in
+        """The counters of each pool, with the revision of the last change to an allocation in
         it."""
 
     def in_the_way(
@@ -712,7 +712,7 @@ def _unchanged(reach: Reachable, before: Analysis | None, world: World) -> Slice
 
 
 def _updated(before: Analysis, world: World, counting: SliceCounting) -> Analysis:
-    """Return an analysis after changes of allocations, which do not change the reachable
+    """Return an analysis after changes to allocations, which do not change the reachable
     devices."""
     counts, on_nodes, matching = dict(before.counts), dict(before.on_nodes), before.matching
     for pool in world.pools_changed_since(before.revision):

@@ -58,7 +58,7 @@ _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
-"""The maximum time from a change of a node's slices to the corresponding report."""
+"""The maximum time from a change to a node's slices to the corresponding report."""
 
 REPUBLISHED_SECONDS = 15.0
 """The maximum time from the first slices of a starting driver to the publication of all its

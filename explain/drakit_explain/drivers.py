@@ -58,7 +58,7 @@ nodes."""
 
 AT_ONCE = 250
 """The number of objects after which other tasks can run. It takes a few milliseconds, even if the
-pools of nodes must be determined again after a change of slices."""
+pools of nodes must be determined again after a change to slices."""
 
 NOT_FOUND = "NotFound"
 """The reason if the cluster does not contain anything of a driver."""

@@ -139,7 +139,7 @@ class Explanation:
     """All nodes, each with the reason why the pod cannot use it, apart from devices."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
-    """Searches for `remedy`. It must be called for the first time before the next change of the
+    """Searches for `remedy`. It must be called for the first time before the next change to the
     world."""
 
     fits_on: str = ""

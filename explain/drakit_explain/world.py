@@ -142,13 +142,13 @@ class World:
         """The kinds that may not be listed, so that objects may exist that are missing here."""
 
         self.revision: int = 0
-        """A number that increases with each change of devices and their holders."""
+        """A number that increases with each change to devices and their holders."""
 
         self.slices_revision: int = 0
-        """The revision of the last change of a slice or node."""
+        """The revision of the last change to a slice or node."""
 
         self.rules_revision: int = 0
-        """The revision of the last change of a DeviceClass or DeviceTaintRule."""
+        """The revision of the last change to a DeviceClass or DeviceTaintRule."""
 
         self.registrations_revision: int = 0
         """A number that increases when a driver is registered with the kubelet, or is no longer
@@ -349,7 +349,7 @@ class World:
         return self._not_ready
 
     def stamp(self, pool: NodePool) -> int:
-        """Return the revision of the last change of an allocation in a pool."""
+        """Return the revision of the last change to an allocation in a pool."""
         return self._stamps.get(pool.identity, 0)
 
     def pools_changed_since(self, revision: int) -> Iterator[PoolID]:

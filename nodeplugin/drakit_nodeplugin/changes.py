@@ -109,7 +109,7 @@ def _finds_something(check: Callable[[], bool]) -> bool:
 
 class FileWatch:
     """
-    Detects changes of files and directories by their change time only.
+    Detects changes to files and directories by their change time only.
 
     This costs less than opening the files, and does not require handling of lost inotify events.
     """

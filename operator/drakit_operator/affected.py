@@ -1,5 +1,5 @@
 """
-Selects the objects that must be checked again after changes of others.
+Selects the objects that must be checked again after other objects have changed.
 
 Selecting too many objects is harmless: each is queued once, and nothing is announced twice.
 Selecting too few is not.
@@ -53,7 +53,7 @@ ALL_DRIVERS = Key(DRIVER, Name("", ""))
 
 
 def affected(changes: Iterable[Change], world: World) -> Iterable[Key]:
-    """Return the objects that must be checked again, each once."""
+    """Return the objects that must be checked again, without duplicates."""
     found = _Affected(world)
     for change in changes:
         _FOLLOW[type(change.new or change.old)](found, change)

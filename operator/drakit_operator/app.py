@@ -151,7 +151,7 @@ class App:
         )
 
     async def run(self) -> None:
-        """Run until stopped. Raise any other reason for the end of the replica."""
+        """Run until stopped. Raise an error if the replica ends for any other reason."""
         self._loop = asyncio.get_running_loop()
         self._handle_signals()
         async with await self._connect() as session:

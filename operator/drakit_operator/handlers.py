@@ -53,7 +53,7 @@ class Controller(Protocol):
         """
         Reconcile an object. Return the seconds until the next call.
 
-        :param write: receives the changes of the status.
+        :param write: receives the changes to the status.
         :raises ApiError: the API server does not respond.
         """
         ...

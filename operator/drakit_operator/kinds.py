@@ -3,7 +3,7 @@ The kinds that the operator follows: whether the API server serves them, in whic
 whether the operator may list and watch them.
 
 These checks are repeated, so that no restart is needed after an upgrade of the control plane or a
-change of permissions.
+change to permissions.
 
 Does not depend on the store.
 """
@@ -27,7 +27,7 @@ SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.ph
 deleted."""
 
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
-"""Receives the kind and the metadata of an object that cannot be read, and the reason."""
+"""Called with the kind and the metadata of an object that cannot be read, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -199,7 +199,7 @@ class MaintenanceController:
         """
         Reconcile a maintenance of the world. Return the seconds until the next call.
 
-        :param write: receives the changes of the status, if the caller writes it.
+        :param write: receives the changes to the status, if the caller writes it.
         :raises ApiError: the API server does not respond.
         """
         if not self._is_followed():
@@ -269,7 +269,7 @@ class MaintenanceController:
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)
         boundary = found.end
-        # After the end, a change of the clock does not start the maintenance again.
+        # After the end, a change to the clock does not start the maintenance again.
         if now >= found.end or _condition(found, "Ended").get("status") == "True":
             state.phase, boundary = "Ended", float("inf")
         elif now < found.start:

@@ -1,5 +1,5 @@
 """
-Turns changes of the store into keys in the fair queue, keys into problems, and problems into
+Turns changes to the store into keys in the fair queue, keys into problems, and problems into
 Events.
 
 The concerns decide which objects a change affects, and find their problems. The announcer decides

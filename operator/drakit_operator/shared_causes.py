@@ -45,7 +45,7 @@ class Action(Enum):
     """An Event of its own, if one is due."""
 
     SHARED = "shared"
-    """The Event about the shared cause, now."""
+    """An Event about the shared cause, which is due now."""
 
     WAIT = "wait"
     """No Event now, because other objects with the cause may follow."""

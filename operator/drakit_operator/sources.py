@@ -89,7 +89,7 @@ class Sources:
         recheck_seconds: float,
     ) -> None:
         """
-        :param take: receives the changes of the store.
+        :param take: receives the changes to the store.
         :param recheck_seconds: the interval at which served versions and permissions are read.
         """
         self._session = session

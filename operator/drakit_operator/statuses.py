@@ -1,6 +1,6 @@
 """
-The status of an object that the operator reconciles: its conditions, the changes of a status, and
-their write.
+The status of an object that the operator reconciles: its conditions, and the changes that the
+operator writes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Status:
 
 
 def changes(wanted: Status, status: Mapping[str, Any], *, now: datetime) -> Object:
-    """Return the changes of a status as a merge patch. The patch is empty if nothing changes."""
+    """Return the changes to a status as a merge patch. The patch is empty if nothing changes."""
     before: dict[str, Object] = {each["type"]: each for each in status.get("conditions") or ()}
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     conditions: list[Object] = []
@@ -99,7 +99,7 @@ class StatusWriter:
         via: Callable[[Object], None] | None,
     ) -> float | None:
         """
-        Write the changes of a status. Return None, or the seconds until the next attempt.
+        Write the changes to a status. Return None, or the seconds until the next attempt.
 
         :param via: receives the changes, if the caller writes them.
         :raises ApiError: the API server does not respond.

@@ -67,7 +67,7 @@ class Scenario:
     """A first kill, in this call at this step. The node begins with the state that it leaves."""
 
     change: Callable[[Node], None] | None = None
-    """The change of the node's directories while no plugin runs."""
+    """The change to the node's directories while no plugin runs."""
 
     at_start: bool = False
     """Whether the steps of the start itself count."""
@@ -93,7 +93,7 @@ class Scenario:
     damaged."""
 
     after: Callable[[Node], None] | None = None
-    """The change of the node's directories after the kill."""
+    """The change to the node's directories after the kill."""
 
     gone: Collection[str] = ()
     """Endpoints whose removal is due. At the end, they are no longer stored."""
@@ -131,7 +131,7 @@ class Scenario:
         return [self.variants[(first + i) % len(self.variants)] for i in range(count)]
 
 
-# -------------------------------------------------------------------- changes of a node
+# -------------------------------------------------------------------- changes to a node
 
 
 def remove_files(node: Node) -> None:

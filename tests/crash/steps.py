@@ -1,7 +1,7 @@
 """
 Observes the steps of a process from outside its code, and kills the process at one of them.
 
-A step is a moment before or after an effect that outlives the process. Examples are changes of
+A step is a moment before or after an effect that outlives the process. Examples are changes to
 files below the node's root, the begin and commit of a transaction, a driver's call and return, and
 a call of the kubelet and its reply. Production code has no hook for this: Python's audit events,
 SQLite's trace, and wrappers around a few functions report steps.

@@ -36,7 +36,7 @@ PAGES = {
 
 
 def differences(name: str, page: str) -> list[str]:
-    """Return the required changes of a committed page, as a unified diff."""
+    """Return the required changes to a committed page, as a unified diff."""
     path = FOLDER / name
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (old.splitlines(keepends=True), page.splitlines(keepends=True))

@@ -223,7 +223,7 @@ def _device(
     name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
     holder = world.holder(name)
-    # A share can be older than a change of the policy that disallows shares.
+    # A share can be older than a change to the policy that disallows shares.
     claims = (*((holder,) if holder is not None else ()), *sorted(world.sharers(name), key=named))
     detail = ""
     if state == "allocated" and holder is None:

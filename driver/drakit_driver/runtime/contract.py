@@ -163,7 +163,7 @@ class Reports(Protocol):
 
     def inventories(self) -> AsyncIterator[Update]:
         """
-        List and watch: yield first an inventory, then each change of it and of health.
+        List and watch: yield first an inventory, then each change to it or to health.
 
         The connection limits the rate, preferably with a :class:`.LatestValue`: if the reader is
         late, it gets only the latest inventory. The iterator ends or raises when the connection

@@ -118,7 +118,7 @@ def differences(before: Host, after: Host) -> list[str]:
 
 
 def restore(before: Host) -> None:
-    """Undo changes of sysctls, of entries in /dev, and of folders. The rest ends with the
+    """Undo changes to sysctls, to entries in /dev, and to folders. The rest ends with the
     engine."""
     after = snapshot()
     for name, value in before.sysctls.items():

@@ -34,7 +34,7 @@ LOCAL = ("pause", "tools", "kubernetes")
 """The modules whose programs every cluster runs."""
 
 KIND = ("kind", "coredns")
-"""The modules that only a kind cluster needs. A change of these does not rebuild others."""
+"""The modules that only a kind cluster needs. A change to these does not rebuild others."""
 
 KUBELETS = {"1.33": "kubelet-1.33"}
 """The modules of kubelets whose releases no cluster of the tests runs, by release."""
@@ -136,7 +136,7 @@ def cache_key(
 ) -> str:
     """Return the key of the programs: a digest of all their inputs."""
     digest = hashlib.sha256(f"{FORM} {go_version} {sorted(ENVIRONMENT.items())}".encode())
-    # A change of one minor release's files does not rebuild other releases.
+    # A change to one minor release's files does not rebuild other releases.
     unused = {
         path.with_suffix(suffix)
         for path in (

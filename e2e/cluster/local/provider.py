@@ -1,7 +1,7 @@
 """
 The local cluster as a whole: start, stop and faults.
 
-The provider combines the parts and decides their order. All changes of a cluster happen under the
+The provider combines the parts and decides their order. All changes to a cluster happen under the
 cluster's lock, and the record is written before the recorded parts exist.
 """
 

@@ -99,7 +99,7 @@ def file_text(
     claim: ClaimReference, request_body: str, *, generation: int, pod_claim: str | None
 ) -> str:
     """Return the content of the file of one request, from its JSON. `generation` increases with
-    each change of the claim's files."""
+    each change to the claim's files."""
     metadata = {
         "name": claim.name,
         "namespace": claim.namespace,

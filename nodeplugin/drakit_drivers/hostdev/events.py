@@ -1,5 +1,5 @@
 """
-Events of the host that require a new scan: the kernel's uevents, and changes of udev's database.
+Events of the host that require a new scan: the kernel's uevents, and changes to udev's database.
 
 The kernel reports on a netlink socket when a device is plugged in or unplugged. Its messages also
 arrive in a pod's network namespace, if the pod uses the user namespace of the host. Other processes

@@ -163,7 +163,7 @@ def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
 
 
 def _in_steps(amount: int, unit: str = "") -> Capacity:
-    """Return a capacity of which a claim takes one unit by default, and at least one unit."""
+    """Return a capacity of which a claim takes one unit by default, and never less."""
     one = f"1{unit}"
     if amount == 1:  # the API requires room for a step above the minimum
         return Capacity(value=one)

@@ -508,7 +508,7 @@ class EndpointState:
                 pool.refresh(None, unavailable=self.unavailable)
 
     def follow_claims(self) -> None:
-        """Apply a change of the devices that claims hold."""
+        """Handle a change to the set of devices that claims hold."""
         for pool in self._sound_pools():
             with self._guarding(pool):
                 if changed := pool.follow_claims():

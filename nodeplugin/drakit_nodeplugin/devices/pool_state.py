@@ -447,7 +447,7 @@ class PoolState:
         self._copied = frozenset(copied[0]), frozenset(copied[1])
 
     def follow_claims(self) -> Iterable[str]:
-        """Apply a change of the devices that claims hold. Return the devices that must be
+        """Handle a change to the set of devices that claims hold. Return the devices that must be
         refreshed."""
         old = self._kept(0), self._kept(1)
         self._copy_held(self._devices, self._fallback or {})

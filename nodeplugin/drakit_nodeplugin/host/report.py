@@ -354,7 +354,7 @@ PACE_SECONDS = 10.0
 notifications."""
 
 SETTLE_SECONDS = 1.0
-"""Time from a change to the write. Published slices follow a change of devices within a second."""
+"""Time from a change to the write. Published slices follow a change to devices within a second."""
 
 START_SECONDS = 30.0
 """Maximum time from the start to the first report."""

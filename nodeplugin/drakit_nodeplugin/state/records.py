@@ -2,7 +2,7 @@
 The stored form of a prepared claim (the content of a checkpoint row), and the serialization of rows
 of claims and endpoints.
 
-These few types are separate from the engine's types, so that no change of the engine changes a row
+These few types are separate from the engine's types, so that no change to the engine changes a row
 or its checksum. A new field gets a default here, and readers ignore unknown fields. So each version
 can read the rows of its predecessor and of its successor (:mod:`.schema`).
 

@@ -96,7 +96,7 @@ class PolicyController:
         """
         Reconcile a policy of the world. Return the seconds until the next call.
 
-        :param write: receives the changes of the status, if the caller writes it.
+        :param write: receives the changes to the status, if the caller writes it.
         :raises ApiError: the API server does not respond.
         """
         policy = self._world.of(PolicyFacts).get(Name("", name))

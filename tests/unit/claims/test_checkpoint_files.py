@@ -582,7 +582,7 @@ async def test_a_file_that_is_replaced_by_hand_is_used_from_then_on(path, tmp_pa
 
 @st.composite
 def changes(draw):
-    """Changes of bytes: position (as a share of the file), value, and length."""
+    """Changes to bytes: position (as a share of the file), value, and length."""
     kind = draw(st.sampled_from(["flip", "overwrite", "zero", "cut", "insert"]))
     where = draw(st.floats(0, 1, exclude_max=True))
     data = draw(st.binary(min_size=1, max_size=300))

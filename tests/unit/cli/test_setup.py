@@ -158,7 +158,7 @@ def of_version(path: str, version: str) -> str:
 
 
 def definition_changes(server, path: str = CRD) -> list[tuple[list[str], list[str]]]:
-    """The versions and stored versions after each change of a definition."""
+    """The versions and stored versions after each change to a definition."""
     return [
         (
             [each["name"] for each in change.new["spec"]["versions"]],

@@ -536,7 +536,7 @@ async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_co
     [
         pytest.param([], id="nobody"),
         pytest.param([{"uid": "other", "controller": True}], id="another-policy"),
-        # The admission policy refuses changes of such a class.
+        # The admission policy refuses changes to such a class.
         pytest.param([{"uid": "the-policy's"}], id="not-as-controller"),
     ],
 )

@@ -28,6 +28,7 @@ from tools.english import Passage, main, passages, problems
         "Continue even on a bug in the plugin.",
         "An object that is missing in the list.",
         "The reason for which the stream ends.",
+        "Set at the next change of any device.",
         "Return the devices in the form for the kubelet.",
         "The age of a key is no sign of a hang.",
         "The holder, if the Lease has none.",

@@ -204,8 +204,8 @@ async def reboot(kit: Kit) -> None:
 
 
 async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
-    """Return the paths that prepare creates and a reboot removes: those that unprepare removes and
-    that are in directories that a reboot empties. Leaves the claim prepared."""
+    """Return the paths that prepare creates and a reboot removes. These are the paths that
+    unprepare removes from directories that a reboot empties. Leaves the claim prepared."""
     paths = [Path(path) for path in steps.host_paths(steps.edits_of(kit, claim))]
     if (await kit.unprepare(claim)).get(claim.uid):
         return ()

@@ -572,7 +572,7 @@ class DevicePlugin:
         self, registration: Registration, *, list_seconds: float, must_list: bool = False
     ) -> PluginClient:
         """Connect, and wait this long for the list of devices. Raises
-        :class:`ConnectionEndedError`. With `must_list`, a missing list is such an error."""
+        :class:`ConnectionEndedError`. With `must_list`, a missing list is an error as well."""
         registration.tried = True
         self._opening = client = self._new_client(registration)
         is_open = False
