@@ -180,7 +180,7 @@ def project_report(body: Object) -> ReportFacts:
 
 
 _FAULTS = ("Invalid", "Refused")
-"""The reasons for rejecting a device that nobody intends."""
+"""The reasons for rejections that nobody intends."""
 
 
 def _rejected(body: Object) -> str:

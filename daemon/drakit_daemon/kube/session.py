@@ -585,8 +585,8 @@ class Session:
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of every request. It sends the current token, and after a 401, a new one
-        once."""
+        """Middleware for all requests. It sends the current token. After a 401 response, it retries
+        once with a new token."""
         value = await self._credentials.current()
         if value is not None:
             request.headers["Authorization"] = value

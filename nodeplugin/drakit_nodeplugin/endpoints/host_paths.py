@@ -40,7 +40,7 @@ MAX_NODES = 256
 """Maximum number of device nodes in a directory. A larger number must be a mistake."""
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
-"""Entries that are omitted from a directory, as runtimes also omit them."""
+"""Directory entries that are skipped, because runtimes also skip them."""
 
 
 class DirectoryError(Exception):

@@ -46,8 +46,8 @@ from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 logger = logging.getLogger(__name__)
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""Exceptions while reading a database. The last one occurs if SQLite's message contains damaged
-text."""
+"""Exceptions that can occur while a database is read. The last one occurs if SQLite's message
+contains damaged text."""
 
 KEPT = 5
 """Number of damaged databases that are kept, newest first. Files of other programs are never
@@ -58,8 +58,8 @@ _SALVAGING = ".salvaging"
 _SALVAGED = ".salvaged"
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
-"""Exceptions while querying a damaged database. Wrong sizes and damaged text cause the last
-three."""
+"""Exceptions that can occur while a damaged database is queried. Wrong sizes and damaged text cause
+the last three."""
 
 
 FilesWithoutEntry = Callable[[Collection[str]], Collection[str]]
