@@ -56,8 +56,8 @@ MAX_DATA_ENTRIES = 1024
 devices of other drivers. The API server limits only consumers (256), configs and devices."""
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""kubectl's copy of the object. It is not counted, because no user wrote it, and it would count
-everything twice."""
+"""kubectl's copy of the object. It is not counted, because users do not write it, and it would
+double the size."""
 
 
 class Step(Enum):

@@ -1,8 +1,8 @@
 """
 The errors of preparing and unpreparing a claim. Their messages appear in a pod's Event.
 
-Each message names the claim, the cause and the remedy. The same cause gives the same message, so
-that Events can be deduplicated.
+Each message names the claim, the cause and the remedy. The same cause results in the same message,
+so that Events can be deduplicated.
 
 Does not depend on gRPC or HTTP.
 """

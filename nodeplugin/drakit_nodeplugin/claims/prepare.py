@@ -232,7 +232,7 @@ class Preparing(Unpreparing):
         except ClaimError as error:
             # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
-        except Exception:  # if the plugin has a bug, the other claims go on
+        except Exception:  # a bug must not affect the other claims
             return self._fault(reference)
 
     def _fault(self, claim: object) -> FaultError:
@@ -523,7 +523,7 @@ class Preparing(Unpreparing):
             due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
-            except Exception:  # if the plugin has a bug, the other claims go on
+            except Exception:  # a bug must not affect the other claims
                 made = self._fault(due[uid].claim)
             if isinstance(made, StoredClaim):
                 prepared.append(made)

@@ -394,7 +394,7 @@ class ClaimQueue:
         for observer in self._observers:
             try:
                 observer.finished(work.claim, work.operation, answer, seconds)
-            # if the plugin has a bug, the kubelet still waits for the response
+            # even if an observer has a bug, the kubelet must get a response
             except Exception:
                 facts = {"driver": self._driver, "claim": str(work.claim)}
                 logger.exception("result could not be reported", extra=facts)

@@ -121,7 +121,7 @@ class Recovery:
             return await self._queue.undo_left(uids, state=state)
         except CheckpointError:
             raise
-        except Exception:  # if the plugin has a bug, the other entries must still continue
+        except Exception:  # a bug must not affect the other entries
             logger.exception("unfinished claims not undone", extra={"claim_uid": ", ".join(uids)})
             self._failed.update(uids)
             return {}
@@ -527,7 +527,7 @@ class Rebuilder:
             for entry in line:
                 try:
                     wanted = await self._wanted(entry)
-                # if the plugin has a bug, the other claims must still be rebuilt
+                # a bug must not affect the other claims
                 except Exception as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",

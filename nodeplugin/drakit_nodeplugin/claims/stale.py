@@ -228,7 +228,7 @@ class StaleCollector:
                     return
                 except ClaimFetchError:
                     continue
-                except Exception:  # if the plugin has a bug, the other entries must still continue
+                except Exception:  # a bug must not affect the other entries
                     facts = {"driver": self._driver, "claim": str(entry)}
                     logger.exception("claim cannot be checked", extra=facts)
 
