@@ -271,7 +271,9 @@ def test_each_condition_can_be_waited_for(scene):
     scene.wait("Conflicting")
     assert "policy other matches /dev/ttyUSB0 on fine" in scene.condition("Conflicting")[1]
     scene.wait("Accepted")
-    wait_for("the shares", lambda: scene.condition("Applied")[0] == "DevicesInUse")
+    # On a slow machine, the operator sees each report separately. After 10 writes, it waits a
+    # minute.
+    wait_for("the shares", lambda: scene.condition("Applied")[0] == "DevicesInUse", seconds=90)
     assert "broken: claims hold 3 devices" in scene.condition("Applied")[1]
 
     # Another owner has the DeviceClass.
