@@ -12,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from e2e.archive import write_image
 from e2e.cluster.api import CONTROL_PLANE, Capability, Cluster, Component, Options, wait_until
 from e2e.cluster.choice import cluster as choose_cluster
+from e2e.cluster.local.control_plane import discovery_cache
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("cluster")]
 
@@ -94,6 +97,15 @@ def wait_said(cluster: Cluster, word: str, *, timeout_seconds: float = 30) -> No
 
 
 # ------------------------------------------------------------ a real cluster
+
+
+@pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
+def test_kubectl_caches_resources_in_the_folder_that_a_new_cluster_removes(cluster: Cluster):
+    cluster.kubectl("get", "nodes")
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    port = urlsplit(config["clusters"][0]["cluster"]["server"]).port
+    assert port is not None
+    assert discovery_cache(port).is_dir()
 
 
 def test_every_node_is_ready_and_runs_the_same_kubernetes(cluster: Cluster):

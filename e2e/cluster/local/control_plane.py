@@ -7,6 +7,7 @@ loopback address and for nodes and pods on the cluster's bridge.
 
 import ipaddress
 import json
+import shutil
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,12 @@ LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 STOP_SECONDS = 3
 """Grace period for an orderly stop. The API server would wait up to a minute for watches to
 close."""
+
+
+def discovery_cache(port: int) -> Path:
+    """Return the folder in which kubectl caches, for six hours, the resources of the API server
+    with this port."""
+    return Path.home() / ".kube" / "cache" / "discovery" / f"{LOOPBACK}_{port}"
 
 
 class ControlPlane:
@@ -61,6 +68,8 @@ class ControlPlane:
     def start(self) -> None:
         """Start everything, and return when the API server is ready."""
         self._write_files()
+        # An earlier cluster with this port may have served other API versions.
+        shutil.rmtree(discovery_cache(self.names.ports.api_server), ignore_errors=True)
         self.box.start()
         self._spawn(Component.ETCD)
         self.start_component(Component.API_SERVER)
