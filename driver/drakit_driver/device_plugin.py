@@ -543,8 +543,8 @@ class DevicePluginServer:
     """One driver, served as a device plugin. Implements :class:`.Server`."""
 
     def __init__(self, driver: LoadedDriver, *, node: str, options: DevicePluginOptions) -> None:
-        """Create the server in the loop that serves. Raises :class:`SettingsError` if a device
-        plugin does not support a requirement of the driver."""
+        """Create the server. Call this in the event loop of the server. Raises
+        :class:`SettingsError` if a device plugin does not support a requirement of the driver."""
         check_supported(driver.name, driver.traits, options)
         self._driver = driver
         self._resources = [each.name for each in options.resources]

@@ -42,7 +42,7 @@ NAMED_DEVICES = 3
 drivers."""
 
 NAMED_HOLDERS = 3
-"""The maximum number of holders that are kept per namespace, and that an Event names."""
+"""The maximum number of holders that are stored per namespace. An Event names at most as many."""
 
 
 # ---------------------------------------------------------------- one slice

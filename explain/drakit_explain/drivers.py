@@ -168,7 +168,8 @@ class DriverState:
     """Claims that hold its devices, but that no pod uses."""
 
     remains: Counter[str] = field(default_factory=Counter[str])
-    """The number of objects of the driver that do not prove that it is installed, keyed by kind."""
+    """The number of the driver's objects that may also exist while it is not installed, keyed by
+    kind."""
 
     rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
     """The DeviceTaintRules that its DeviceDriver owns."""

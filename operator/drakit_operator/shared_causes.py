@@ -112,8 +112,8 @@ class Group:
 
     @property
     def size(self) -> int:
-        """The number of objects of the most frequent kind, because a pod and its claim are one
-        problem."""
+        """The number of objects of the most frequent kind. Kinds are not added up, because a pod
+        and its claim are one problem."""
         return max(self.kinds.values(), default=0)
 
     def add(self, uid: str, member: ObjectReference) -> None:

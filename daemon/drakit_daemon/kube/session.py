@@ -7,8 +7,8 @@ session reads them again, once. Nothing else is retried: the caller decides whet
 :mod:`.reflector` follows a collection continuously.
 
 The file with a pod's token is replaced about every hour, and an exec plugin's token when it
-expires. Both may be revoked at any time, which only a 401 of the API server shows. Tokens are never
-logged, and error messages never contain them.
+expires. Both may be revoked at any time. Only a 401 response from the API server shows that. Tokens
+are never logged, and error messages never contain them.
 
 Does not depend on kinds. A session belongs to the event loop that opened it.
 """

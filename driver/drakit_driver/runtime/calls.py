@@ -107,7 +107,7 @@ class DriverCalls:
     def _all_prepared(
         self, answer: object, *, what: str
     ) -> Sequence[PreparedDevice] | DeviceFailedError:
-        """Return the driver's result for a claim as results for its devices, or an error."""
+        """Convert the driver's result for a claim to a result for each device, or to an error."""
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):

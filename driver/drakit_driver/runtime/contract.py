@@ -118,8 +118,8 @@ class Calls(Protocol):
     Calls for claims, in the daemon's loop.
 
     A batch has at least one claim. Unless the call is one of :attr:`.DriverTraits.batches`, it has
-    exactly one. Pools have the driver's names. Two calls for the same device or counter set never
-    run at the same time; other calls do.
+    exactly one. Pools are identified by the driver's names. Two calls for the same device or
+    counter set never run at the same time; other calls do.
 
     A call returns a result for every claim of the batch, keyed by UID. It may raise:
 
@@ -307,8 +307,8 @@ class CallableEndpoint(Protocol):
     The endpoint that the claims engine calls.
 
     `prepare`, `unprepare` and `check` correspond to :class:`Calls`, but do not raise: each claim's
-    result can be an error instead. Pools have their names in the API. :mod:`.endpoint` contains the
-    implementation.
+    result can be an error instead. Pools are identified by their names in the API. :mod:`.endpoint`
+    contains the implementation.
     """
 
     @property

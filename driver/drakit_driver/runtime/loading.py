@@ -58,7 +58,7 @@ class LoadedDriver:
     stopped."""
 
     where: str
-    """The file and key of its configuration, for errors while it is created."""
+    """The file and key of the driver's configuration, as named in errors about its creation."""
 
     @property
     def foreign(self) -> bool:

@@ -113,7 +113,7 @@ class _Sources:
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Return the numbers of the devices: none if the path is not a block device, and None if
+        """Return the numbers of the devices. Empty if the path is not a block device, and None if
         that is unknown."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:

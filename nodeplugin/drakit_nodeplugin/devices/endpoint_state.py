@@ -343,8 +343,9 @@ class EndpointState:
         Return a function that returns the names of a pool's devices that are still present, listed
         or not.
 
-        The driver names some of them. Devices that cannot be published are also present: a
-        malformed value, even in the name of the pool, must not cause the eviction of pods.
+        The driver reports some of them as withdrawn. Devices that cannot be published are also
+        present: a malformed value, even in the name of the pool, must not cause the eviction of
+        pods.
         """
         everywhere: set[str] = set()
         by_pool: dict[str, set[str]] = {}

@@ -117,7 +117,7 @@ class PodList:
     """Devices from claims."""
 
     resources: frozenset[str]
-    """Resources with devices in these pods from the kubelet's device manager."""
+    """The device manager's resources of which these pods have devices."""
 
     pods: PodView
     """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
