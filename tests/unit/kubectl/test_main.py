@@ -79,7 +79,7 @@ async def test_a_request_has_a_limit(site, kubeconfig, capsys):
     site.delay(30, times=10)
     given = [*kubeconfig({}), "--context", "live", "--request-timeout", "200ms"]
     assert await asyncio.to_thread(main, ["claims", *given]) == 3
-    assert "nothing within 0.2 s" in capsys.readouterr().err
+    assert "did not respond within 0.2 s" in capsys.readouterr().err
 
 
 async def test_the_cluster_of_a_context_can_be_replaced(site, kubeconfig, capsys):
