@@ -3,8 +3,8 @@ drakit: Kubernetes Dynamic Resource Allocation for device vendors, in Python.
 
 The public API consists of the names here, those in :mod:`drakit.testing`, and the entry points
 ``drakit.drivers`` and ``pytest11``. All other modules are internal and may change in any release.
-Names are loaded on first use. Therefore, importing the package does not load pydantic, gRPC or a
-Kubernetes client.
+Names are loaded on first use, so importing the package does not load pydantic, gRPC or a Kubernetes
+client.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """
-The values of the driver contract: devices and their health, allocated devices, container edits.
+The data types of the driver contract: devices and their health, allocated devices, container edits.
 
-A vendor's driver creates these plain values, and the node plugin converts them to ResourceSlices
-and CDI specs. The code that uses them also checks them (limits of the API in
-:mod:`drakit_formats.resource`, CDI's rules in :mod:`drakit_formats.cdi`), so that an invalid device
-does not affect the others.
+A vendor's driver creates these plain objects, and the node plugin converts them to ResourceSlices
+and CDI specs. They are validated where they are used (API limits in :mod:`drakit_formats.resource`,
+CDI rules in :mod:`drakit_formats.cdi`), so that an invalid device does not affect the others.
 
 Does not depend on Kubernetes clients, gRPC, files, or either daemon.
 """
@@ -33,9 +32,9 @@ AttributeScalar = str | int | bool | Version
 AttributeValue = (
     AttributeScalar | tuple[str, ...] | tuple[int, ...] | tuple[bool, ...] | tuple[Version, ...]
 )
-"""The types of an attribute (API: ``DeviceAttribute``). A string has at most 64 bytes. A tuple is a
-list attribute (DRAListTypeAttributes). It has at least one value, and all values have the same
-type."""
+"""The types of an attribute value (API: ``DeviceAttribute``). A string has at most 64 bytes. A
+tuple is a list attribute (DRAListTypeAttributes). It has at least one value, and all values have
+the same type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +46,7 @@ class CapacityRange:
     min: str
 
     max: str | None = None
-    """The maximum. By default, the whole capacity."""
+    """The maximum amount. By default, the whole capacity."""
 
     step: str | None = None
     """The increment between consecutive valid amounts. If None, any amount is valid."""
@@ -56,7 +55,7 @@ class CapacityRange:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
     """
-    An amount that claims can share (DRAConsumableCapacity).
+    A capacity that claims can share (DRAConsumableCapacity).
 
     The fields other than `value` have an effect only if the device sets
     `allow_multiple_allocations`.
@@ -106,8 +105,8 @@ class NodeAllocatableResource:
 
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
-"""``None`` has no effect. With ``NoSchedule``, new pods do not get the device. ``NoExecute`` also
-evicts running pods."""
+"""The effect of a taint. ``None`` has no effect. ``NoSchedule`` keeps new pods from getting the
+device. ``NoExecute`` also evicts running pods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,17 +124,17 @@ class Taint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The location of a device in the machine. The node plugin publishes it as standard attributes.
-    With them, one claim can request devices of several drivers that are close to each other."""
+    """The location of a device in the machine. The node plugin publishes it as standard attributes,
+    which allow one claim to request devices of several drivers that are close to each other."""
 
     numa_node: int | None = None
-    """``resource.kubernetes.io/numaNode`` (KEP-6072)."""
+    """Published as ``resource.kubernetes.io/numaNode`` (KEP-6072)."""
 
     pcie_root: str | None = None
-    """``resource.kubernetes.io/pcieRoot``, such as ``pci0000:00``."""
+    """Published as ``resource.kubernetes.io/pcieRoot``, such as ``pci0000:00``."""
 
     pci_bus_id: str | None = None
-    """``resource.kubernetes.io/pciBusID``, such as ``0000:01:00.0``."""
+    """Published as ``resource.kubernetes.io/pciBusID``, such as ``0000:01:00.0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,8 @@ class Health:
     """The reason, as a sentence of at most 1,024 bytes, without times or counters."""
 
     evict_pods: bool = False
-    """Whether the pods that use the device can no longer work. If the driver reports this
-    continuously for the configured ``evictionDelay``, the node plugin evicts the pods."""
+    """Whether the failure prevents the pods that use the device from working. If the driver reports
+    this continuously for the configured ``evictionDelay``, the node plugin evicts the pods."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -170,7 +169,7 @@ class Health:
 
     @classmethod
     def unknown(cls, message: str = "") -> Health:
-        """The health is currently unknown. The taints of the device do not change."""
+        """The health of the device is currently unknown. The taints of the device do not change."""
         return cls("unknown", message)
 
 
@@ -181,11 +180,11 @@ class DeviceNode:
     path: str
 
     host_path: str | None = None
-    """The path on the host, not a symbolic link. By default, `path`."""
+    """The path on the host, which must not be a symbolic link. By default, `path`."""
 
     type: str | None = None
-    """``b``, ``c``, ``u`` or ``p``. By default, the runtime reads the type and the numbers from the
-    host path."""
+    """The type: ``b``, ``c``, ``u`` or ``p``. By default, the runtime reads the type and the device
+    numbers from the host path."""
 
     major: int | None = None
 
@@ -198,8 +197,8 @@ class DeviceNode:
     """The mode in the container. By default, the mode on the host, or 0666 with older runtimes."""
 
     uid: int | None = None
-    """The user ID of the owner in the container. By default, the user of the container. The default
-    of `gid` is the user's group."""
+    """The user ID of the owner in the container. By default, the user that the container runs as,
+    and for `gid`, that user's group."""
 
     gid: int | None = None
 
@@ -222,28 +221,28 @@ class Mount:
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
 
     type: str | None = None
-    """A file system type, such as ``tmpfs``. Not needed for a bind mount."""
+    """The file system type, such as ``tmpfs``. Not needed for a bind mount."""
 
 
 HookName = Literal[
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
 ]
-"""The point of the container's lifecycle at which an OCI hook runs."""
+"""The point in the container lifecycle at which an OCI hook runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hook:
-    """A program that the runtime runs during the lifecycle of the container (CDI: ``hooks[]``)."""
+    """A program that the runtime runs during the container lifecycle (CDI: ``hooks[]``)."""
 
     name: HookName
-    """``prestart``, ``createRuntime``, ``createContainer``, ``startContainer``, ``poststart`` or
-    ``poststop``."""
+    """The lifecycle point: ``prestart``, ``createRuntime``, ``createContainer``,
+    ``startContainer``, ``poststart`` or ``poststop``."""
 
     path: str
-    """The absolute path on the host."""
+    """The absolute path of the program on the host."""
 
     args: tuple[str, ...] = ()
-    """All arguments, including the name of the program."""
+    """All arguments, including the program name as the first."""
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -253,17 +252,18 @@ class Hook:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetDevice:
-    """A network interface that the runtime moves into the container (CDI: ``netDevices[]``)."""
+    """A host network interface that the runtime moves into the container (CDI:
+    ``netDevices[]``)."""
 
     host_interface_name: str
 
     name: str
-    """The name in the container."""
+    """The name of the interface in the container."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntelRdt:
-    """Cache allocation and memory bandwidth of the container (CDI: ``intelRdt``)."""
+    """The cache and memory bandwidth allocation of the container (CDI: ``intelRdt``)."""
 
     clos_id: str | None = None
     """The class of service."""
@@ -273,7 +273,7 @@ class IntelRdt:
     mem_bw_schema: str | None = None
 
     schemata: tuple[str, ...] = ()
-    """Schemata in the kernel's format."""
+    """The schemata, in the kernel's format."""
 
     enable_monitoring: bool = False
     """Whether to create a monitoring group."""
@@ -282,12 +282,12 @@ class IntelRdt:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
     """
-    The edits to the containers that use the device: the ``containerEdits`` of a CDI device.
-    docs/reference/cdi.md describes the files.
+    The edits to the containers that use the device: the ``containerEdits`` of a CDI device. For the
+    generated files, see docs/reference/cdi.md.
 
     A container with several devices gets the edits of all of them. If two devices set the same
-    variable, the last value is used: include the request and the device in the name of the
-    variable. If edits violate the rules of CDI, the claim fails.
+    variable, the last value is used: include the request and the device in the variable name. If
+    edits violate the rules of CDI, the claim fails.
     """
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -301,7 +301,7 @@ class Edits:
     net_devices: tuple[NetDevice, ...] = ()
 
     additional_gids: tuple[int, ...] = ()
-    """Supplementary groups of the container's process."""
+    """Supplementary group IDs of the container process."""
 
     intel_rdt: IntelRdt | None = None
 
@@ -311,12 +311,12 @@ class Edits:
 
     @classmethod
     def of_device_nodes(cls, *paths: str) -> Edits:
-        """Return edits that add device nodes of the host to the container, at the same paths."""
+        """Return edits that add host device nodes to the container, at the same paths."""
         return cls(device_nodes=tuple([DeviceNode(path=path) for path in paths]))
 
 
 ConditionStatus = Literal["True", "False", "Unknown"]
-"""The status of a condition, in the form of the API."""
+"""The status of a condition, as in the API."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,13 +325,13 @@ class Condition:
     sets ``lastTransitionTime``."""
 
     type: str
-    """The name in CamelCase, such as ``Ready``, optionally with a domain prefix. Unique in its
-    device."""
+    """The condition type in CamelCase, such as ``Ready``, optionally with a domain prefix. It must
+    be unique for the device."""
 
     status: ConditionStatus
 
     reason: str
-    """A CamelCase word for programs, without variable data."""
+    """A machine-readable CamelCase word, without variable data."""
 
     message: str = ""
     """A human-readable sentence. The node plugin truncates it to 1,024 characters."""
@@ -342,13 +342,13 @@ class NetworkData:
     """The network interface of an allocated device (API: ``status.devices[].networkData``)."""
 
     interface_name: str = ""
-    """The name of the interface in the pod, at most 256 bytes."""
+    """The interface name in the pod, at most 256 bytes."""
 
     ips: tuple[str, ...] = ()
-    """At most 16 addresses in CIDR notation in canonical form, such as ``192.0.2.5/24``."""
+    """The IP addresses, at most 16, in canonical CIDR notation, such as ``192.0.2.5/24``."""
 
     hardware_address: str = ""
-    """At most 128 bytes."""
+    """The hardware (MAC) address, at most 128 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,9 +359,9 @@ class PreparedDevice:
     `conditions`, `data` and `network_data` are for the status of the claim (KEP-4817). If the chart
     value ``nodeplugin.claimStatus.enabled`` is set, the node plugin writes them to
     ``status.devices`` after it has responded to the kubelet, and removes them when the claim is
-    unprepared. A failure of the API server neither fails nor delays the pod. After a restart of the
-    node plugin, an entry that was not written yet can be missing until the next `prepare`. Claims
-    that are not allocated to a single node, for network devices, get no entries.
+    unprepared. An API server failure neither fails nor delays the pod. If the node plugin restarts
+    before it has written an entry, the entry can be missing until the next `prepare`. Claims for
+    network devices that are not allocated to a single node get no entries.
 
     `network_data` and `attributes` are for metadata files, which containers can read (KEP-5304).
 
@@ -371,7 +371,7 @@ class PreparedDevice:
     edits: Edits = Edits()
 
     conditions: tuple[Condition, ...] = ()
-    """At most 8, with different types."""
+    """The conditions of the device, at most 8, each with a different type."""
 
     data: Mapping[str, Any] | None = None
     """A JSON object whose content the driver defines, at most 10 KiB as JSON, and at most 16 levels
@@ -380,7 +380,7 @@ class PreparedDevice:
     network_data: NetworkData | None = None
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """At most 32 attributes, in addition to those that the driver published."""
+    """Attributes for metadata files, at most 32, in addition to those that the driver published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,22 +392,24 @@ class Device:
     after a restart, because allocations contain it."""
 
     pool: str = ""
-    """A DNS label, or several joined by dots. ``gpus`` is published as the pool ``<node>/gpus``. If
-    empty, the pool is named after the node. Most drivers do not need other pools."""
+    """The pool name: a DNS label, or several joined by dots. ``gpus`` is published as the pool
+    ``<node>/gpus``. If empty, the pool is named after the node. Most drivers do not need other
+    pools."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
-    optionally with a domain prefix (``resource.kubernetes.io/pciBusID``). Values must be the same
-    after a restart."""
+    """Attributes that CEL selectors can match. An attribute name is a C identifier of at most 32
+    characters, optionally with a domain prefix (``resource.kubernetes.io/pciBusID``). The values
+    must be the same after a restart."""
 
     capacity: Mapping[str, str | Capacity] = field(default_factory=dict[str, "str | Capacity"])
-    """Kubernetes quantities (``"8Gi"``), or :class:`Capacity` for amounts that claims can share."""
+    """The capacities, keyed by name: Kubernetes quantities (``"8Gi"``), or :class:`Capacity` for
+    capacities that claims can share."""
 
     topology: Topology = Topology()
 
     edits: Edits = field(default=Edits(), compare=False)
-    """The edits for containers, if the driver does not override `prepare`. The node plugin does not
-    publish them, and two devices that differ only in their edits are equal."""
+    """The container edits, if the driver does not override `prepare`. The node plugin does not
+    publish them, so two devices that differ only in their edits are equal."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
@@ -419,39 +421,41 @@ class Device:
     compatibility_groups: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, "tuple[str, ...]"]
     )
-    """The compatibility groups of the device, keyed by a counter set from which it consumes. At
-    most 2. Devices that consume from the same set are allocated at the same time only if they all
-    have a group in common, or if none of them has a group (DRADeviceCompatibilityGroups, Kubernetes
-    1.37). A group is a DNS label that the driver chooses."""
+    """The compatibility groups of the device, keyed by the counter set from which it consumes. At
+    most 2 groups for each. Devices that consume from the same set are allocated at the same time
+    only if they all have a group in common, or if none of them has a group
+    (DRADeviceCompatibilityGroups, Kubernetes 1.37). A group is a DNS label that the driver
+    chooses."""
 
     allow_multiple_allocations: bool = False
     """Whether claims can share the device, each with a part of its capacity
     (DRAConsumableCapacity)."""
 
     binding_conditions: tuple[str, ...] = ()
-    """The conditions that must be true before a pod is bound to the node, at most 4, for example if
-    the device must be attached first (DRADeviceBindingConditions). A controller of the driver sets
-    them in the claim's ``status.devices``: the node plugin is called only after the pod is bound.
-    The scheduler waits for 10 minutes by default, and uses other pools first."""
+    """The conditions that must be true before a pod is bound to the node, at most 4. Needed, for
+    example, if the device must be attached first (DRADeviceBindingConditions). A controller of the
+    driver sets them in the claim's ``status.devices``, because the node plugin is called only after
+    the pod is bound. The scheduler waits for 10 minutes by default, and prefers pools without such
+    devices."""
 
     binding_failure_conditions: tuple[str, ...] = ()
     """Conditions, any one of which means that the device is not available. At most 4. The scheduler
     then allocates again. Required with `binding_conditions`."""
 
     binds_to_node: bool = False
-    """Whether the allocation applies only to the node that the scheduler has chosen. This always
-    applies to devices of a node."""
+    """Whether the allocation applies only to the node that the scheduler has chosen. For node-local
+    devices, this is always the case."""
 
     node_allocatable_resources: Mapping[str, NodeAllocatableResource] = field(
         default_factory=dict[str, NodeAllocatableResource]
     )
-    """The amounts of the node's resources that an allocation takes, keyed by resource: ``cpu``,
+    """The node resources that an allocation of the device takes, keyed by resource name: ``cpu``,
     ``memory`` or ``hugepages-<size>``."""
 
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """
-    Fields of the device in the API that drakit does not know, as JSON: at most 4,096 bytes and 5
-    levels, without fields that drakit sets. The API server validates them.
+    API fields of the device that drakit does not know, as JSON, with at most 4,096 bytes and 5
+    levels. Do not include fields that drakit sets. The API server validates them.
 
     If the API server drops one of them, the node plugin publishes the fallback of the inventory.
     Without a fallback, it omits the devices with such fields. To publish a device without them,
@@ -462,8 +466,8 @@ class Device:
     """The driver's own taints, at most 12."""
 
     health: Health | None = None
-    """The health. If the driver is notified of failures, set this field and `reports_health`
-    instead of defining `Driver.health`."""
+    """The health of the device. If the driver is notified of failures, set this field and
+    `reports_health` instead of defining `Driver.health`."""
 
     evict_if_gone: bool = False
     """Whether pods that use the device are evicted when the driver has not listed it for a few
@@ -486,7 +490,8 @@ class CounterSet:
     """A DNS label, unique in its pool."""
 
     counters: Mapping[str, str]
-    """Quantities, keyed by the name of the counter, which is a DNS label. At most 32 counters."""
+    """The quantity of each counter, keyed by counter name, which is a DNS label. At most 32
+    counters."""
 
     pool: str = ""
     """The pool whose devices consume the counters, as in `Device.pool`."""
@@ -505,12 +510,12 @@ RejectionReason = Literal[
     "WrongKind",
 ]
 """The reason why a driver does not publish a device. docs/reference/slices.md#rejected-devices
-describes each. drakit itself sets ``Invalid`` and ``Refused``."""
+describes each reason. drakit itself sets ``Invalid`` and ``Refused``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedDevice:
-    """A device of the node that the driver does not publish, with the reason."""
+    """A device on the node that the driver does not publish, with the reason."""
 
     device: str
     """A name that users recognize, such as the path of the device. At most 256 characters."""
@@ -518,7 +523,7 @@ class RejectedDevice:
     reason: RejectionReason
 
     message: str = ""
-    """The reason and the remedy, as a sentence of at most 512 characters, without times or
+    """The cause and the remedy, as a sentence of at most 512 characters, without times or
     counters."""
 
     policy: str = ""
@@ -547,11 +552,12 @@ class PolicyOutcome:
     published: int = 0
 
     in_use: int = 0
-    """Devices that claims hold, although the policy no longer offers them in this form. Until the
-    claims are released, the operator does not report the policy as applied."""
+    """Number of devices that claims hold although the policy no longer offers them in this form.
+    Until these claims are released, the operator does not report the policy as applied."""
 
     in_use_by: str = ""
-    """One of these devices and the claim that holds it, as a clause of at most 512 characters."""
+    """One of the devices counted in `in_use` and the claim that holds it, as a clause of at most
+    512 characters."""
 
     problem: str = ""
     """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that
@@ -563,8 +569,8 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """All devices of a driver, with the counter sets of its partitions. The node plugin shows
-    `rejected` and `policies` in the driver's NodeDeviceReport, and truncates long strings and
+    """All devices of a driver, with the counter sets that its partitions consume. The node plugin
+    shows `rejected` and `policies` in the driver's NodeDeviceReport, and truncates long strings and
     lists."""
 
     devices: Collection[Device]
@@ -576,23 +582,22 @@ class Inventory:
     Whether the order of `devices` matters: the scheduler takes the first device that fits.
 
     If not, each ResourceSlice lists its devices by name (``gpu-9`` before ``gpu-10``), and a new
-    device can go into any slice. A change to the order then costs nothing.
+    device can go into any slice. Changing the order of `devices` then causes no writes.
 
     An ordered inventory is published in exactly its order. A change to the order inside one slice
-    writes that slice. If several slices change, or a device moves to another slice, all slices of
-    the pool are written, at most once a second. A pool of up to 56 devices has one slice. Do not
-    sort by values that change often.
+    causes a write of that slice. If several slices change, or a device moves to another slice, all
+    slices of the pool are written, at most once a second. A pool of up to 56 devices has one slice.
+    Do not sort by values that change often.
 
     Kubernetes tries the slices of a pool in this order since 1.36. Earlier versions keep the order
-    only inside each slice. Pools are tried in the order of their names, those with binding
-    conditions last.
+    only inside each slice. Pools are tried in name order, but those with binding conditions last.
     """
 
     partition_type_attribute: str = ""
-    """The attribute whose value is the type of a partition, such as
-    ``gpu.example.com/profile``, with its domain (DRAPartitionableDevicesType, Kubernetes 1.37).
-    Each device that consumes counters must have this attribute as a string. Devices of one type
-    must consume the same amounts."""
+    """The attribute that contains the type of a partition, with its domain, such as
+    ``gpu.example.com/profile`` (DRAPartitionableDevicesType, Kubernetes 1.37). Each device that
+    consumes counters must have this attribute as a string. Devices of one type must consume the
+    same amounts."""
 
     fallback: Collection[Device] | None = None
     """The devices to publish instead if the API server drops a field that `devices` use, for
@@ -606,8 +611,8 @@ class Inventory:
     withdrawn: Collection[str] = ()
     """Held devices that are still present, but that the driver no longer lists, for example because
     no policy matches them. They stay published with the taint ``drakit.dev/gone``, and their pods
-    are not evicted. ``pool/name`` is the device of one pool (``/name`` without a pool), and
-    ``name`` matches the devices of all pools. Repeat them in each inventory: a device that is
+    are not evicted. ``pool/name`` matches the device in that pool (``/name`` in the default pool),
+    and ``name`` matches devices in all pools. Repeat them in each inventory: a device that is
     neither listed nor named here is treated as unplugged."""
 
 
@@ -658,18 +663,19 @@ class ClaimConsumer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimConfig:
-    """Opaque parameters for this driver (API: ``status.allocation.devices.config[]``)."""
+    """Opaque parameters for this driver, with their origin (API:
+    ``status.allocation.devices.config[]``)."""
 
     source: Literal["FromClass", "FromClaim"]
-    """``FromClass`` is the DeviceClass, which an admin writes. ``FromClaim`` is the claim, or its
-    template."""
+    """Where the parameters come from: ``FromClass`` is the DeviceClass, which an admin writes.
+    ``FromClaim`` is the claim or its template."""
 
     parameters: Mapping[str, Any]
-    """The parameters in the form that the author wrote."""
+    """The parameters exactly as the author wrote them."""
 
     requests: tuple[str, ...] = ()
-    """The requests that they apply to: ``main``, or ``main/small`` for a subrequest. If empty, they
-    apply to all."""
+    """The requests that the parameters apply to: ``main``, or ``main/small`` for a subrequest. If
+    empty, they apply to all requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -680,7 +686,7 @@ class OtherDevice:
     driver: str
 
     pool: str
-    """The full name of the pool in the API."""
+    """The full pool name in the API."""
 
     name: str
 
@@ -696,12 +702,12 @@ class OtherDevice:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimData:
     """
-    The part of a ResourceClaim that most drivers do not need. A driver gets it in
-    `AllocatedDevice.claim_data`, if it sets `Driver.claim_data`.
+    The part of a ResourceClaim that most drivers do not need. A driver that sets
+    `Driver.claim_data` gets it in `AllocatedDevice.claim_data`.
 
     Labels, annotations and names come from users and can have any content. The API server checks
-    their format, but not their meaning. To decide what a user may do, read configs of the
-    DeviceClass instead (`ClaimConfig.source`).
+    their format, but not their meaning. To decide what a user may do, use DeviceClass configs
+    instead (`ClaimConfig.source`).
 
     The node plugin reads the claim before `prepare`, and stores this data with the claim on the
     node. All later calls for the claim get the same data. If the node plugin has to prepare the
@@ -712,17 +718,17 @@ class ClaimData:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The annotations without ``kubectl.kubernetes.io/last-applied-configuration``."""
+    """The annotations, except ``kubectl.kubernetes.io/last-applied-configuration``."""
 
     owners: tuple[ClaimOwner, ...] = ()
 
     reserved_for: tuple[ClaimConsumer, ...] = ()
-    """The consumers at the time when the node plugin read the claim. Pods that start to use a
-    prepared claim later are missing."""
+    """The consumers when the node plugin read the claim. Pods that later start to use the prepared
+    claim are missing."""
 
     configs: tuple[ClaimConfig, ...] = ()
     """The opaque parameters for this driver's devices in the claim, in ascending order of
-    precedence. `AllocatedDevice.configs` has those of one device."""
+    precedence. `AllocatedDevice.configs` contains only those for that device."""
 
     other_devices: tuple[OtherDevice, ...] = ()
 
@@ -735,15 +741,15 @@ class HeldNode:
 
     major: int | None
     """The major number. None, like `minor`, if the claim was prepared before the last boot: no
-    container uses the number, and other hardware may have it now."""
+    container still uses the number, and other hardware may have it now."""
 
     minor: int | None
 
     identity: str
 
     current: bool = True
-    """Whether the CDI file of a claim contains this number. If not, only containers that started
-    before the device got a different number can still use this number."""
+    """Whether the CDI file of a claim contains this number. If not, the device now has a different
+    number, and only containers that started earlier can still use this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -756,8 +762,8 @@ class HeldDevice:
 
     shares: tuple[Mapping[str, str], ...] = ()
     """The consumed capacity of each share that claims hold, as in
-    `AllocatedDevice.consumed_capacity`. Empty if a claim holds the whole device, and for a driver
-    in its own container."""
+    `AllocatedDevice.consumed_capacity`. Empty if a claim holds the whole device, or if the driver
+    runs in its own container."""
 
 
 _NONE: Any = None
@@ -765,29 +771,29 @@ _NONE: Any = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedDevice(Generic[ParametersT_co]):
-    """A result of a claim's allocation. Generic in the type of the parameters:
-    ``AllocatedDevice[LampParameters]``."""
+    """A device that is allocated to a claim (API: ``status.allocation.devices.results[]``). Generic
+    in the parameters type: ``AllocatedDevice[LampParameters]``."""
 
     name: str
-    """The name that the driver published."""
+    """The device name that the driver published."""
 
     pool: str
-    """The pool that the driver published."""
+    """The pool name that the driver published."""
 
     request: str
-    """The full name of the request: ``main/small`` for a subrequest."""
+    """The full request name: ``main``, or ``main/small`` for a subrequest."""
 
     share_id: str | None = None
-    """The claim's share of the device: a UUID. None if the device is not shared. Use it as the key
-    of the state that `prepare` stores."""
+    """The ID of the claim's share of the device: a UUID. None if the device is not shared. Include
+    it in the key of any state that `prepare` stores."""
 
     admin_access: bool = False
-    """Whether the claim monitors a device that another claim may hold. If so, do not change the
-    device."""
+    """Whether the claim has admin access, to monitor a device that another claim may hold. If so,
+    do not change the device."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The claim's share of the capacity, as quantities. The scheduler may write an amount
-    in a different form from the request: use `parse_quantity` for calculations."""
+    """The claim's share of the capacity, as quantities. The scheduler may write an amount in a
+    different form from the request, so use `parse_quantity` for calculations."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
@@ -796,14 +802,14 @@ class AllocatedDevice(Generic[ParametersT_co]):
     device was prepared. Empty for admin access."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters in the form that users wrote, those of the DeviceClass first. They can
+    """The opaque parameters exactly as users wrote them, those of the DeviceClass first. They can
     have any content."""
 
     parameters: ParametersT_co = _NONE
-    """The configs, merged by key and validated: an object of the driver's parameters type. In
-    `unprepare` and `reset`, it is None if a newer version of the driver rejects the parameters.
-    After the checkpoint was damaged, it can be None, and `configs`, `consumes` and
-    `consumed_capacity` can be empty."""
+    """The configs, merged by key and validated, as an object of the driver's parameters type. In
+    `unprepare` and `reset`, it is None if a newer version of the driver rejects the parameters. If
+    the checkpoint was damaged, it can be None, and `configs`, `consumes` and `consumed_capacity`
+    can be empty."""
 
     edits: Edits | None = field(default=None, compare=False)
     """The device's `Device.edits`, as last yielded by the driver. None if the driver no longer
@@ -815,9 +821,9 @@ class AllocatedDevice(Generic[ParametersT_co]):
 
     claim_data: ClaimData | None = field(default=None, compare=False)
     """The rest of the claim, if the driver sets `Driver.claim_data`. All devices of a claim have
-    the same object. After an update, it is None for claims that a version of the driver without
-    `Driver.claim_data` prepared. It can also be None in `unprepare` and `reset` after the
-    checkpoint was damaged."""
+    the same object. It is None for claims that were prepared by an earlier driver version without
+    `Driver.claim_data`. In `unprepare` and `reset`, it can also be None if the checkpoint was
+    damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

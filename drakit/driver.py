@@ -3,8 +3,8 @@ The driver contract: a vendor's class lists its devices and prepares them for cl
 
 The docstrings here are the manual. The node plugin decides how to run a driver (in its own thread
 and event loop, so that a driver that blocks affects only itself), how to store claims and how to
-write slices. A driver does not need to know anything about Kubernetes. The values are defined in
-:mod:`drakit.device`.
+write slices. A driver does not need to know anything about Kubernetes. The data types are defined
+in :mod:`drakit.device`.
 
 Does not depend on Kubernetes clients, gRPC, or either daemon.
 """
@@ -57,7 +57,7 @@ class DeviceParameters(Settings):
 
 class NoParameters(DeviceParameters):
     """The parameters type of a driver that does not accept parameters: a claim with parameters
-    fails. Without this type, a driver that does not read the parameters ignores them silently."""
+    fails. Without this type, the parameters of such a driver would be silently ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,19 +87,19 @@ class ParameterVersion:
     """
 
     api_version: str = field(kw_only=False)
-    """The ``apiVersion``. The empty string stands for parameters that have neither ``apiVersion``
+    """The ``apiVersion``. An empty string stands for parameters that have neither ``apiVersion``
     nor ``kind``."""
 
     kind: str = field(default="", kw_only=False)
 
     type: type[DeviceParameters] | None = None
-    """The type of the parameters, without ``apiVersion`` and ``kind``. By default, the driver's
-    parameters type."""
+    """The parameters type of this version, without ``apiVersion`` and ``kind``. By default, the
+    driver's own parameters type."""
 
     convert: Callable[[Any], DeviceParameters] | None = None
     """Converts an object of `type` to the driver's parameters type. Required, unless `type` is that
     type or derives from it. To reject parameters, raise ``ValueError``: users see its message.
-    Leave fields unset that have no counterpart, so that they do not override parameters of the
+    Leave fields without a counterpart unset, so that they do not override parameters of the
     DeviceClass. The function runs in the driver's thread, and must not block."""
 
 
@@ -115,7 +115,7 @@ class DevicePolicy(Settings, defer_build=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResource:
     """
-    The cluster-scoped custom resource of a driver's policies.
+    The cluster-scoped custom resource for a driver's policies.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
     ``list`` and ``watch``. For a driver in its own container, the field ``policies`` of its
@@ -134,7 +134,7 @@ PolicyT = TypeVar("PolicyT", bound=DevicePolicy, default=Any)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy(Generic[PolicyT]):
-    """A policy in the cluster, in its last valid version."""
+    """The last valid version of a policy in the cluster."""
 
     name: str
 
@@ -158,7 +158,7 @@ class DriverError(Exception):
 
 class ReleasePendingError(DriverError):
     """
-    `unprepare` or `reset` has started work that takes a long time, such as erasing a device's
+    `unprepare` or `reset` has started work that takes a long time, such as erasing the device
     memory.
 
     The pod can terminate, but the device stays reserved. The node plugin repeats the call every few
@@ -190,17 +190,17 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
     A driver publishes the devices of a node, and prepares them for claims.
 
-    The type arguments set the types of the configuration, of the opaque parameters and of the
-    policies: ``class Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a
-    parameters type, the driver gets the parameters unvalidated, in `AllocatedDevice.configs`.
+    The type arguments are the types of the configuration, opaque parameters and policies: ``class
+    Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a parameters type, the
+    driver gets the unvalidated parameters in `AllocatedDevice.configs`.
 
     A driver runs in the node plugin, or unchanged in its own container with other privileges,
     where ``drakit-driver`` calls it for the node plugin.
 
-    The node plugin creates one driver object, and calls all its methods in a single thread, so
-    state needs no lock. `__init__` and `close` can block. All other methods run in the thread's
-    event loop. A method that blocks delays all other calls to the driver, and the node plugin logs
-    the name of the method.
+    The node plugin creates one driver object and calls all its methods in a single thread, so state
+    needs no lock. `__init__` and `close` can block. All other methods run in the thread's event
+    loop. A method that blocks delays all other calls to the driver, and the node plugin logs its
+    name.
 
     Methods can be synchronous or asynchronous, except for `devices`. A driver overrides either
     `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. The
@@ -225,17 +225,17 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     parameter_versions: ClassVar[Sequence[ParameterVersion]] = ()
     """The versions of the opaque parameters that the driver accepts. If empty, users write the
     parameters without ``apiVersion`` and ``kind``. Otherwise, a claim with any other version fails,
-    and the error names the known ones. Parameters without ``apiVersion`` and ``kind`` have the
-    driver's parameters type, unless a version with an empty `ParameterVersion.api_version` is
+    and the error lists the accepted versions. Parameters without ``apiVersion`` and ``kind`` have
+    the driver's parameters type, unless a version with an empty `ParameterVersion.api_version` is
     listed. Keep a version in the list while claims that use it exist: the node plugin stores the
     parameters of a prepared claim as users wrote them."""
 
     policy_type: ClassVar[type[DevicePolicy] | None] = None
-    """The type of the policies' spec, if it is not the third type argument. Without it, the driver
-    has no policies."""
+    """The type of the policy spec, if it is not the third type argument. Without it, the driver has
+    no policies."""
 
     policy_resource: ClassVar[PolicyResource | None] = None
-    """The custom resource of the driver's policies. Required with `policy_type`."""
+    """The custom resource for the driver's policies. Required with `policy_type`."""
 
     side_effects: ClassVar[bool]
     """Whether preparing a device has effects besides returning edits. The default is true if the
@@ -246,21 +246,21 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     """
     Whether containers can read the attributes of their devices in metadata files (KEP-5304).
 
-    The node plugin then writes a file for each request of a claim: the published attributes of its
-    devices, and `PreparedDevice.attributes` and `PreparedDevice.network_data`. Containers find it
-    in ``/var/run/kubernetes.io/dra-device-attributes``, as
+    The node plugin then writes a file for each request of a claim. It contains the published
+    attributes of the devices, `PreparedDevice.attributes` and `PreparedDevice.network_data`.
+    Containers find it in ``/var/run/kubernetes.io/dra-device-attributes``, as
     ``resourceclaims/<claim>/<request>/<driver>-metadata.json``. For a claim from a template, the
-    file is in ``resourceclaimtemplates/<name in the pod>`` instead. A device can have 32 attributes
-    there, and a claim 128 KiB.
+    file is in ``resourceclaimtemplates/<name in the pod>`` instead. The limits are 32 attributes
+    per device and 128 KiB per claim.
 
     If a device is prepared again (see `Device.prepare_again`), the file is replaced, with a higher
-    ``metadata.generation``. Running containers keep the content with which they were started.
+    ``metadata.generation``. Running containers keep the content that they were started with.
     """
 
     claim_data: ClassVar[bool] = False
     """Whether the driver gets the rest of the claim: labels, annotations, owners, consumers, the
-    sources of configs, and the devices of other drivers. See :class:`ClaimData`, in
-    `AllocatedDevice.claim_data`."""
+    sources of configs, and the devices of other drivers. The driver gets them as :class:`ClaimData`
+    in `AllocatedDevice.claim_data`."""
 
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. Not needed if the driver defines the method
@@ -271,10 +271,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     seconds."""
 
     held_devices: Callable[[], Mapping[str, HeldDevice]]
-    """Returns the devices held by claims, for a driver with policies, keyed by name: ``pool/name``
-    in a pool with a name. The node plugin sets this attribute, and starts to iterate over `devices`
-    when the held devices are known. While a claim holds a device, the driver must neither rename
-    the device nor switch it to a different policy. The result can contain a device for a few
+    """For a driver with policies, returns the devices held by claims, keyed by name, or by
+    ``pool/name`` in a named pool. The node plugin sets this attribute, and starts to iterate over
+    `devices` when the held devices are known. While a claim holds a device, the driver must neither
+    rename the device nor switch it to a different policy. The result can contain a device for a few
     seconds after it is unprepared."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
@@ -291,8 +291,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     @classmethod
     def name_of(cls, config: ConfigT) -> str:
-        """Return the driver's name for a configuration, if the name depends on it. The default is
-        `name`."""
+        """Return the driver's name. Override this method if the name depends on the configuration.
+        The default is `name`."""
         return cls.name
 
     @abstractmethod
@@ -303,7 +303,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
         Implement it as an async generator that runs until it is closed. An unchanged collection has
         no effect, so polling every few seconds is fine. On a node without the hardware, yield an
-        empty collection. If the hardware cannot be read, raise an exception.
+        empty collection. If the hardware cannot be queried, raise an exception.
 
         The node plugin treats the driver as stopped if the generator ends or raises, or if it
         yields an invalid value or more than 16,384 devices. The same applies if it yields more than
@@ -341,9 +341,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Prepare a device for a claim, and return the edits for its containers, directly or in a
         :class:`PreparedDevice`.
 
-        The node plugin calls this method for each allocated device. It must be idempotent: the node
-        plugin calls it again for the same claim and device after a failure, a crash or a reboot.
-        Return the same result, and make sure that all side effects are in place.
+        The node plugin calls this method for each allocated device. The method must be idempotent:
+        the node plugin calls it again for the same claim and device after a failure, a crash or a
+        reboot. The repeated call must return the same result and ensure that all side effects are
+        in place.
 
         If a call takes longer than 5 min, or the pod is deleted, the node plugin cancels the call
         (``asyncio.CancelledError``), and calls `unprepare` after the call has ended. Clean up in
@@ -354,7 +355,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         taint. Raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
         claim is in use: return the new edits, and do not disturb the containers.
 
-        The default returns `Device.edits`, and raises for a device that is no longer listed.
+        The default implementation returns `Device.edits`, and raises an error if the device is no
+        longer listed.
         """
         return _published_edits(device, node=self.node.name)
 
@@ -367,9 +369,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         """
         Prepare a batch of claims, such as the claims of a pod.
 
-        Return a mapping from claim UID to the results of its devices (see `prepare`), in the order
-        of `AllocatedClaim.devices`, or to an exception if the claim failed. If it raises, all
-        claims fail. The node plugin does not cancel a call while any of its claims is still needed.
+        Return a mapping from each claim UID to the results for its devices (see `prepare`), in the
+        order of `AllocatedClaim.devices`, or to an exception if the claim failed. If this method
+        raises, all claims fail. The node plugin does not cancel a call while any of its claims is
+        still needed.
         """
         return _by_claim(claims, self._prepare_all)
 
@@ -382,20 +385,21 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         Undo `prepare`. The claim object and the device might no longer exist.
 
         The node plugin calls this method after all containers have terminated, even if `prepare`
-        failed halfway or never ran. It can repeat the call: if there is nothing to undo, return
-        normally. If the method raises, the device stays reserved, the pod waits, and the node
-        plugin retries every few seconds.
+        failed halfway or never ran. The call can be repeated, so return normally if there is
+        nothing to undo. If the method raises, the device stays reserved, the pod waits, and the
+        node plugin retries every few seconds.
 
-        For a claim that a damaged checkpoint no longer contains, the node plugin cannot call this
-        method. If side effects can outlive a pod, detect and undo them in `__init__`.
+        If the checkpoint is damaged and no longer contains a claim, the node plugin cannot call
+        this method for that claim. If side effects can outlive a pod, detect and undo them in
+        `__init__`.
         """
         return _nothing()
 
     def unprepare_claims(
         self, claims: Sequence[AllocatedClaim[ParametersT | None]]
     ) -> Awaitable[Mapping[str, Exception | None]] | Mapping[str, Exception | None]:
-        """Unprepare a batch of claims. Return a mapping from claim UID to None, or to an exception
-        if the claim failed."""
+        """Unprepare a batch of claims. Return a mapping from each claim UID to None, or to an
+        exception if the claim failed."""
         return _by_claim(claims, self._unprepare_all)
 
     def reset(self, device: AllocatedDevice[ParametersT | None]) -> Awaitable[None] | None:
@@ -434,9 +438,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     def close(self) -> None:
         """Release the resources that `__init__` acquired. Do not change prepared devices, because
-        containers still use them."""
+        containers may still be using them."""
 
-    # ------------------------------------------------------------ internals of the defaults
+    # ------------------------------------------------------------ internals of the default methods
 
     async def _prepare_all(
         self, item: AllocatedClaim[ParametersT]
@@ -452,16 +456,16 @@ UNDO_METHODS = ("unprepare", "unprepare_claims", "reset")
 
 
 def overrides(kind: type[object], *methods: str) -> bool:
-    """Return whether a driver's class, or a base of it, defines one of these methods."""
+    """Return whether a driver class or one of its base classes overrides any of these methods."""
     return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
 
 
-# ------------------------------------------------------------ types from Driver[Config, ...]
+# ------------------------------------------------------------ type arguments: Driver[Config, ...]
 
 
 def _type_arguments(kind: type[Any]) -> list[Any]:
-    """Return the type arguments of `Driver` from a class's bases, including generic bases. A
-    missing argument is a TypeVar, Any or `DriverConfig`."""
+    """Return the arguments that a class passes to `Driver`, directly or through generic base
+    classes. A missing argument is returned as a TypeVar, Any or `DriverConfig`."""
     found: list[Any] = [ConfigT, ParametersT, PolicyT]
     if kind is Driver:
         return found
@@ -472,7 +476,8 @@ def _type_arguments(kind: type[Any]) -> list[Any]:
         declared: tuple[Any, ...] = getattr(cast("Any", origin), "__parameters__", ())
         arguments = get_args(base)
         given = dict(zip(declared, arguments, strict=False))
-        # Before 3.13, Python does not fill in defaults. A base without brackets has no arguments.
+        # Python before 3.13 does not fill in TypeVar defaults. A base without brackets has no
+        # arguments.
         for variable in declared[len(arguments) :]:
             given[variable] = getattr(variable, "__default__", variable)
         for index, argument in enumerate(_type_arguments(cast("Any", origin))):
@@ -491,7 +496,8 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
     """Set one of the types, unless the class or one of its bases already sets it. Raise TypeError
     if the two contradict each other."""
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
-    if isinstance(argument, ForwardRef) and not explicit:  # it could not be resolved later
+    # A forward reference could not be resolved later.
+    if isinstance(argument, ForwardRef) and not explicit:
         raise TypeError(
             f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is a "
             f"string; give the class itself, or set {name}"
@@ -518,7 +524,7 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
 
 # ------------------------------------------------------------ the default methods
 
-# Like the methods of most drivers, the defaults are awaitable, so that a test can await both.
+# The defaults are async, like the methods of most drivers, so tests can await either.
 
 
 async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
@@ -558,7 +564,7 @@ async def _by_claim(
     by_claim: dict[str, ValueT | Exception] = {}
     for item, result in zip(claims, results, strict=True):
         if isinstance(result, asyncio.CancelledError):
-            # If the whole batch had been canceled, the gather itself would have raised.
+            # If the whole batch had been canceled, gather() itself would have raised.
             result = RuntimeError("the driver canceled its own call, which is a bug in the driver")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

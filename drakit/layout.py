@@ -1,14 +1,14 @@
 """
 The layout of drakit's files below the kubelet's root directory, and their modes.
 
-All files are in one directory, so that the node plugin mounts only that: the kubelet's `plugins`
-directory also contains the global mounts of CSI drivers. Drivers have their own subdirectory,
-because every DNS subdomain can be a driver's name, including `backends`.
+All files are in one directory, so that the node plugin does not need to mount the kubelet's whole
+`plugins` directory, which also contains the global mounts of CSI drivers. Drivers have their own
+subdirectory, because any DNS subdomain can be a driver name, including `backends`.
 
-Only root may use the data, because checkpoints contain the opaque parameters of tenants. A mode
-passed to ``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it.
-Therefore, ``private_*`` set modes afterwards. They change only the file that they have opened,
-because a symbolic link that replaces it could lead to any file.
+Only root can access the data, because checkpoints contain the opaque parameters of tenants. A mode
+passed to ``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it, so
+the ``private_*`` functions set the mode afterwards. They change only the file that they have
+opened: if its path is replaced by a symbolic link, the link is not followed.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 107
-"""The maximum length of a Unix socket path on Linux in bytes, without the terminating null byte."""
+"""Maximum length of a Unix socket path on Linux in bytes, without the terminating null byte."""
 
 
 def home_directory(kubelet_root: Path) -> Path:
-    """Return drakit's directory on a node, which contains all others."""
+    """Return drakit's directory on a node, which contains all its other directories."""
     return kubelet_root / "plugins" / "drakit.dev"
 
 
 def drivers_directory(kubelet_root: Path) -> Path:
-    """Return the parent of all drivers' data directories."""
+    """Return the parent directory of all driver data directories."""
     return home_directory(kubelet_root) / "drivers"
 
 
 def driver_directory(kubelet_root: Path, driver: str) -> Path:
-    """Return the data directory of a driver: its checkpoint and DRA socket."""
+    """Return the data directory of a driver, which contains its checkpoint and DRA socket."""
     return drivers_directory(kubelet_root) / driver
 
 
 def backends_directory(kubelet_root: Path) -> Path:
-    """Return the default parent of the directories of backends."""
+    """Return the default parent directory of the backend directories."""
     return home_directory(kubelet_root) / "backends"
 
 
 def device_plugins_directory(kubelet_root: Path) -> Path:
-    """Return the default parent of the directories of device plugins."""
+    """Return the default parent directory of the device plugin directories."""
     return home_directory(kubelet_root) / "device-plugins"
 
 
@@ -75,8 +75,8 @@ def private_file(path: Path) -> None:
 
 @contextmanager
 def restricted_socket(path: Path | str, mode: int, *, dir_fd: int | None = None) -> Generator[int]:
-    """Open a socket, and set its mode. Raises OSError if another file is at its path. The result is
-    a descriptor for ``fstat`` and links. Blocks."""
+    """Open the socket file at a path, and set its mode. Raises OSError if the path is another type
+    of file. Yields a descriptor that can be used for ``fstat`` and for linking. Blocks."""
     opened = os.open(path, os.O_PATH | os.O_NOFOLLOW, dir_fd=dir_fd)
     try:
         if not stat.S_ISSOCK(os.fstat(opened).st_mode):
@@ -89,7 +89,7 @@ def restricted_socket(path: Path | str, mode: int, *, dir_fd: int | None = None)
 
 def write_private(path: Path, content: bytes) -> None:
     """Replace a file's content atomically, and restrict it to root. Raises OSError. Blocks."""
-    # Two instances may do this concurrently, and both can have the same process ID in containers.
+    # Two instances may write the same file, and in containers they can have the same process ID.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
@@ -109,4 +109,4 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _restrict(opened: int, mode: int) -> None:
     if stat.S_IMODE(os.fstat(opened).st_mode) != mode:
-        os.chmod(f"/proc/self/fd/{opened}", mode)  # fchmod refuses a descriptor without access
+        os.chmod(f"/proc/self/fd/{opened}", mode)  # fchmod does not accept an O_PATH descriptor

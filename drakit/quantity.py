@@ -1,8 +1,8 @@
 """
 Kubernetes quantities, compared by value: the API server returns ``1Gi`` for ``1024Mi``.
 
-Their value is the one that the API server would store. The server rounds fractions of a billionth
-up, and truncates values with a binary suffix to 2^63-1.
+The value is the one that the API server would store. The server rounds up to billionths, and caps
+values with a binary suffix at 2^63-1.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import lru_cache
 __all__ = ("EXACT", "parse_quantity", "quantity_problem", "quantity_units", "same_quantity")
 
 MAX_LENGTH = 64
-"""The maximum length in characters. Real quantities are shorter, and longer strings take too long
-to parse."""
+"""Maximum length of a quantity in characters. Real quantities are shorter, and longer strings take
+too long to parse."""
 
 _FORM = re.compile(
     r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
@@ -43,17 +43,18 @@ _NANO = Decimal("1e-9")
 _NANO_EXPONENT = -9
 _MAX_BINARY = Decimal(2**63 - 1)
 EXACT = Context(prec=2 * MAX_LENGTH)
-"""Enough digits for any number of that length with any suffix."""
+"""A decimal context with enough digits for any quantity of `MAX_LENGTH` characters, with any
+suffix."""
 
 
-# A node's devices are similar, so the same few strings occur thousands of times.
+# The devices of a node are similar, so the same few strings occur thousands of times.
 @lru_cache(maxsize=1024)
 def parse_quantity(text: str) -> Decimal:
     """
     Return the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
     The same quantity can be written in several ways, and the scheduler rewrites amounts: 40G
-    becomes ``39062500Ki``. Therefore, calculate with the value instead of the string.
+    becomes ``39062500Ki``. Therefore, compare values instead of strings.
 
     :raises ValueError: the string is not a quantity.
     """
@@ -83,7 +84,7 @@ def quantity_units(text: str) -> int:
 
 
 def quantity_problem(given: object) -> str | None:
-    """Return the problem with a quantity, which must be valid and not negative."""
+    """Return the problem if a quantity is invalid or negative, otherwise None."""
     if not isinstance(given, str):
         kind = type(given).__name__
         return f'is of type {kind}, not a quantity as a string (such as "8" or "16Gi")'
@@ -95,7 +96,8 @@ def quantity_problem(given: object) -> str | None:
 
 
 def same_quantity(one: object, other: object) -> bool:
-    """Compare two quantities of the API's JSON by value. An invalid quantity equals only itself."""
+    """Return whether two quantities from API JSON have the same value. An invalid quantity equals
+    only itself."""
     if one == other:
         return True
     try:

@@ -1,8 +1,7 @@
 """
 The common parts of all configuration files: strict keys, durations, readable errors.
 
-Each daemon and each driver declares its own model, based on :class:`Settings`, which defines the
-content.
+Each daemon and each driver defines its settings in its own model, a subclass of :class:`Settings`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _DURATION = re.compile(
 )
 
 _TIMEDELTA = re.compile(r"datetime\.timedelta\((?:seconds=)?(\d+)\)")
-"""A limit of less than a day, as in a message from pydantic."""
+"""Matches a duration of less than one day in a pydantic message."""
 
 
 class SettingsError(Exception):
-    """Settings are invalid. The message names file, key and reason, one line per problem."""
+    """Settings are invalid. The message contains the file, key and reason, one line per problem."""
 
 
 class Settings(BaseModel):
@@ -74,7 +73,7 @@ Duration = Annotated[
         {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$"}
     ),
 ]
-"""A duration in the format of Kubernetes configuration files: ``10s``, ``1m30s``, ``1h``,
+"""A duration in the format used in Kubernetes configuration files: ``10s``, ``1m30s``, ``1h``,
 ``500ms``."""
 
 
@@ -83,15 +82,16 @@ def _parse_seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(_parse_seconds), Field(gt=0)]
-"""A :data:`Duration` that the program gets in seconds. A plain number is also in seconds."""
+"""A :data:`Duration` that is converted to a number of seconds. A plain number is also in
+seconds."""
 
 
 def parse_address(text: str) -> tuple[str | None, int]:
     """
-    Split ``host:port`` for a server. IPv6 addresses are in brackets.
+    Split a listen address, ``host:port``. IPv6 addresses are in brackets.
 
-    An empty host and ``[::]`` mean all addresses of both families. The result is None, because
-    asyncio serves ``::`` only for IPv6.
+    An empty host and ``[::]`` mean all addresses of both families. The returned host is then None,
+    because asyncio binds ``::`` for IPv6 only.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -110,8 +110,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 
 
 def normalized(path: Any) -> Any:
-    """Return an absolute path that is in its shortest form. Raises ValueError for any other
-    path."""
+    """Return the path if it is absolute and in its shortest form. Otherwise, raise ValueError."""
     text = str(path)
     if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
         raise ValueError(
@@ -135,7 +134,7 @@ class Listen(Settings):
 
 
 class Logging(Settings):
-    """The log of a daemon."""
+    """The log settings of a daemon."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """The lowest level of messages that the daemon logs."""
@@ -145,8 +144,10 @@ class Logging(Settings):
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a settings file. Raises :class:`SettingsError`. An empty file has no settings."""
-    import yaml  # imported here because it takes 1.5 MiB, and a driver may have no file
+    """Read a settings file. Raises :class:`SettingsError`. For an empty file, return an empty
+    mapping."""
+    # Imported here because yaml takes 1.5 MiB, and a driver may not have a settings file.
+    import yaml
 
     try:
         body: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -167,7 +168,7 @@ def describe(error: ValidationError, *, file: str, below: str = "") -> str:
     for problem in error.errors(include_url=False, include_input=False):
         key = below
         for part in problem["loc"]:
-            if part == "[key]":  # the part before it is the key itself
+            if part == "[key]":  # the part before "[key]" is the key itself
                 continue
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
         reason = problem["msg"].removeprefix("Value error, ")

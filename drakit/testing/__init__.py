@@ -6,7 +6,7 @@ A test kit for drivers: a fake kubelet, a fake API server, and the rules of the 
     test_conformance = conformance_tests("my_pkg:MyDriver", config={"directory": "{root}/cameras"})
 
 The names here are public, and the modules below are internal. Names are loaded on first use. The
-package needs ``drakit[testing]``, and code that runs on a node must not import it.
+package requires the extra ``drakit[testing]``. Code that runs on a node must not import it.
 """
 
 from __future__ import annotations

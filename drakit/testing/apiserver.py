@@ -1,5 +1,5 @@
 """
-A Kubernetes API server in memory, which tests reach over HTTP.
+An in-memory Kubernetes API server that tests access over HTTP.
 
     async with FakeApiServer() as server:
         server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
@@ -7,14 +7,14 @@ A Kubernetes API server in memory, which tests reach over HTTP.
         ...
         assert ("POST", "/api/v1/namespaces/lab/events") in server.requests
 
-Like the real server, it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
-preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
-selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata. It
-does not have schemas, defaults or admission. Server-side apply merges objects, replaces lists, and
-does not record field owners.
+Like the real server, it supports resource versions, ``AlreadyExists`` and ``Conflict`` errors,
+delete preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs,
+equality selectors, pagination with expiring tokens, watches with history, bookmarks and 410 errors,
+and metadata-only lists. It does not support schemas, defaulting or admission. Server-side apply
+merges objects, replaces lists, and does not record field owners.
 
 Kinds are not registered: any path of the usual form works. ``served`` restricts a group to the
-versions that a cluster serves, and ``forbidden`` denies verbs. To make the server fail: ``fail``,
+versions that a cluster serves, and ``forbidden`` denies verbs. To simulate failures, use ``fail``,
 ``delay``, ``token``, ``expire_history``, ``drop_watches``, ``end_watches_at_once``,
 ``send_to_watches`` and ``verbatim``.
 """
@@ -39,7 +39,7 @@ _VERBS = {"POST": "create", "PUT": "update"}
 
 @dataclass
 class Fault:
-    """A fault for matching requests, which replaces or precedes the response."""
+    """A fault for matching requests: a failure instead of the response, or a delay before it."""
 
     method: str
     path: str
@@ -59,7 +59,7 @@ class Fault:
 @dataclass
 class FakeApiServer:
     """
-    A Kubernetes API server in memory, which tests reach over HTTP::
+    An in-memory Kubernetes API server that tests access over HTTP::
 
         async with FakeApiServer() as server:
             server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
@@ -67,16 +67,16 @@ class FakeApiServer:
 
     It supports resource versions, conflicts, delete preconditions, finalizers, generations, a
     separate ``status``, dry runs, equality selectors, pagination, metadata-only lists, and watches
-    with history and bookmarks. It does not support schemas, defaults, admission or field ownership.
-    Server-side apply merges objects and replaces lists. Any API path works.
+    with history and bookmarks. It does not support schemas, defaulting, admission or field
+    ownership. Server-side apply merges objects and replaces lists. Any API path works.
     """
 
     token: str | None = None
-    """The bearer token that requests must contain. If None, the server accepts all requests."""
+    """The bearer token that requests must have. If None, the server accepts all requests."""
 
     watch_lists: bool = True
-    """Whether a watch can begin with all objects (the feature gate WatchList). If not, the server
-    rejects such watches."""
+    """Whether a watch can begin with all existing objects (the feature gate WatchList). If not, the
+    server rejects such watches."""
 
     end_watches_at_once: bool = False
     """Whether the server ends each watch immediately, without an event."""
@@ -85,11 +85,11 @@ class FakeApiServer:
     """The served versions of each API group. By default, all versions are served."""
 
     forbidden: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Verbs and plural resource names that the server denies with 403, such as ``("list",
-    "nodes")``."""
+    """Pairs of a verb and a plural resource name that the server rejects with 403, such as
+    ``("list", "nodes")``."""
 
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Method and path of each request. The method of a watch is ``WATCH``."""
+    """The method and path of each request. The method of a watch is ``WATCH``."""
 
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
@@ -102,11 +102,11 @@ class FakeApiServer:
     that does not support them."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    """Plain-text responses, keyed by path, for example for ``/metrics``."""
+    """Plain-text responses, keyed by path, such as ``/metrics``."""
 
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
-    """Placeholders that the server replaces with JSON in responses, for values that are nested too
-    deeply for Python."""
+    """JSON strings with which the server replaces placeholders in responses, keyed by placeholder.
+    Use them for values that are nested too deeply for Python's JSON encoder."""
 
     url: str = ""
 
@@ -156,7 +156,7 @@ class FakeApiServer:
         return self.cluster.commit(target.key, old, new)
 
     def remove(self, path: str) -> None:
-        """Delete the object at a path, regardless of its finalizers."""
+        """Delete the object at a path, ignoring its finalizers."""
         key = ObjectPath.parse(path).key
         self.cluster.commit(key, self.cluster.objects[key], None)
 
@@ -165,11 +165,11 @@ class FakeApiServer:
         return copy.deepcopy(self.cluster.objects.get(ObjectPath.parse(path).key))
 
     def objects(self, path: str) -> list[Object]:
-        """Return the objects of a collection."""
+        """Return the objects in a collection."""
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
-        """Return the method and path of all requests that write objects, except access reviews."""
+        """Return the method and path of each write request, except access reviews."""
         return [r for r in self.requests if r[0] not in ("GET", "WATCH") and r[1] != REVIEWS]
 
     def fail(
@@ -188,7 +188,7 @@ class FakeApiServer:
         """
         Fail the next requests with this method and path prefix.
 
-        `method` can be ``WATCH``, or ``*`` for any. `times` is the number of requests that fail. If
+        `method` can be ``WATCH``, or ``*`` for any. `times` is the number of requests to fail. If
         `disconnect` is set, the server closes the connection instead of responding.
         """
         error = StatusError(status, reason, message, details=details, headers=headers)
@@ -210,16 +210,16 @@ class FakeApiServer:
 
     @property
     def watch_count(self) -> int:
-        """The number of open watches."""
+        """Return the number of open watches."""
         return len(self.cluster.watchers)
 
     def drop_watches(self) -> None:
-        """End all watches, as the server does after their timeout."""
+        """End all watches, as the real server does when they time out."""
         for watcher in self.cluster.watchers:
             watcher.put_nowait(None)
 
     def send_to_watches(self, event: Object) -> None:
-        """Send an event to all watches, such as ``{"type": "ERROR", "object": {...}}``."""
+        """Send an event, such as ``{"type": "ERROR", "object": {...}}``, to all watches."""
         for watcher in self.cluster.watchers:
             watcher.put_nowait(event)
 
@@ -295,7 +295,7 @@ class FakeApiServer:
             raise StatusError(403, "Forbidden", f"{resource} is forbidden: cannot {verb} it")
 
     def _reviewed(self, review: Object) -> Object:
-        """Return the response to a SelfSubjectAccessReview."""
+        """Return a SelfSubjectAccessReview with its result."""
         attributes = review["spec"]["resourceAttributes"]
         denied = (attributes["verb"], attributes["resource"]) in self.forbidden
         return {**review, "status": {"allowed": not denied}}

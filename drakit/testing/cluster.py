@@ -1,9 +1,9 @@
 """
-The objects of a cluster and their history, in memory. As in an API server, requests select them by
-path and selectors, and change them with merge patches.
+An in-memory store of a cluster's objects and their history. As in an API server, requests select
+objects by path and selectors, and can modify them with merge patches.
 
 The module does not use HTTP, so that tests on a virtual clock can use it directly;
-:mod:`.apiserver` serves it. It does not have schemas, defaults, admission or authorization.
+:mod:`.apiserver` serves it. It does not support schemas, defaulting, admission or authorization.
 Server-side apply merges objects, replaces lists, and does not record field owners.
 
 Does not depend on kinds.
@@ -22,11 +22,11 @@ from typing import Any, TypeAlias, cast
 
 Object: TypeAlias = dict[str, Any]
 ObjectKey: TypeAlias = tuple[str, str, str]
-"""Collection, namespace (may be empty), name."""
+"""The collection, namespace (may be empty) and name of an object."""
 
 
 class StatusError(Exception):
-    """A response of kind Status that reports a failure."""
+    """A failure response, of kind Status."""
 
     def __init__(
         self,
@@ -54,10 +54,11 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectPath:
-    """The parts of a path."""
+    """The parts of an API path."""
 
     collection: str
-    """Group, version and resource, such as ``/apis/resource.k8s.io/v1/resourceclaims``."""
+    """The path of the group, version and resource, such as
+    ``/apis/resource.k8s.io/v1/resourceclaims``."""
 
     namespace: str | None
     name: str | None
@@ -65,7 +66,7 @@ class ObjectPath:
 
     @staticmethod
     def parse(path: str) -> ObjectPath:
-        """Parse a path of the usual form."""
+        """Parse an API path."""
         parts = path.strip("/").split("/")
         depth = 2 if parts[0] == "api" else 3
         prefix, rest = "/" + "/".join(parts[:depth]), parts[depth:]
@@ -82,11 +83,11 @@ class ObjectPath:
 
     @property
     def key(self) -> ObjectKey:
-        """The key of the object."""
+        """The key of the object at this path."""
         return self.collection, self.namespace or "", self.name or ""
 
     def holds(self, key: ObjectKey) -> bool:
-        """Return whether an object is in the collection."""
+        """Return whether this collection contains the object with a key."""
         return key[0] == self.collection and self.namespace in (None, key[1])
 
 
@@ -104,7 +105,8 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def selected(obj: Object | None, params: Mapping[str, str]) -> bool:
-    """Return whether an object matches the field and label selectors (equality only)."""
+    """Return whether an object matches the field and label selectors in `params`. Only equality is
+    supported."""
     if obj is None:
         return False
     for term in filter(None, params.get("fieldSelector", "").split(",")):
@@ -124,7 +126,7 @@ def selected(obj: Object | None, params: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """A write to an object."""
+    """A change to an object."""
 
     version: int
     key: ObjectKey
@@ -132,7 +134,7 @@ class Change:
     new: Object | None
 
     def event(self, target: ObjectPath, params: dict[str, str]) -> Object | None:
-        """Return the watch event for a watcher with these selectors, if any."""
+        """Return the event that a watch of the target with these selectors gets, if any."""
         if not target.holds(self.key):
             return None
         was, now = selected(self.old, params), selected(self.new, params)
@@ -146,8 +148,7 @@ class Change:
 
 
 class FakeCluster:
-    """The objects and their history, without HTTP, so that tests on a virtual clock can use them
-    directly."""
+    """An in-memory cluster without HTTP, which tests on a virtual clock can use directly."""
 
     def __init__(self) -> None:
         self.version: int = 100
@@ -185,7 +186,8 @@ class FakeCluster:
         """Return a cluster with the same objects, but without watchers."""
         scratch = FakeCluster()
         scratch.version, scratch.oldest_version = self.version, self.oldest_version
-        scratch.objects = dict(self.objects)  # writes replace objects, and never modify them
+        # Writes replace objects and never modify them in place, so a shallow copy is enough.
+        scratch.objects = dict(self.objects)
         scratch.without_status = self.without_status
         return scratch
 
@@ -247,7 +249,7 @@ class FakeCluster:
         fixed = ("uid", "creationTimestamp", "name", "namespace", "generation", "deletionTimestamp")
         new["metadata"] = {**new["metadata"], **{k: meta[k] for k in fixed if k in meta}}
         new["metadata"]["resourceVersion"] = meta["resourceVersion"]
-        if new == old:  # like the real server: nothing is written
+        if new == old:  # like the real server, skip a no-op write
             return copy.deepcopy(old)
         apart = {"metadata", "status"}
         if {k: new.get(k) for k in new.keys() - apart} != {

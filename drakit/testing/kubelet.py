@@ -1,15 +1,15 @@
 """
-The kubelet's side of drivers' sockets: registration, prepare, unprepare and health.
+The kubelet side of the driver sockets: registration, prepare, unprepare and health.
 
     async with FakeKubelet(root) as kubelet:
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, claim)
 
-For each health stream, the module records the health that the status of pods would show, and how
-long it stays valid.
+For each health stream, the module records the health that the pod status would show, and how long
+it stays valid.
 
-Does not depend on the programs that serve the sockets: it behaves like a kubelet, and checks
-nothing.
+Does not depend on the programs that serve the sockets: it behaves like a kubelet, and does not
+check their responses.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1alpha1": (health_v1alpha1, health_v1alpha1_grpc),
 }
 DEFAULT_TIMEOUT_SECONDS = 30
-"""How long the kubelet uses a report without a timeout, in seconds."""
+"""How long a report without a timeout of its own is valid for the kubelet."""
 
 
 def health_version(supported: Iterable[str]) -> str | None:
-    """Choose a version as the kubelet does: by its own preference, regardless of the driver's
-    order."""
+    """Choose a health API version as the kubelet does: by the kubelet's preference, regardless of
+    the order that the driver advertises."""
     advertised = set(supported)
     for version in _HEALTH_VERSIONS:
         if f"{version}.DRAResourceHealth" in advertised:
@@ -59,7 +59,7 @@ def health_version(supported: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The kubelet's record of one device."""
+    """The kubelet's health record for one device."""
 
     status: str
     message: str
@@ -69,15 +69,16 @@ class Report:
 
 class HealthSubscriber:
     """
-    Reads one stream. A report is valid from its receipt for the time that it contains.
+    Reads one health stream. A report is valid for the period that it contains, counted from its
+    receipt.
 
-    `async with` ends it. When the stream ends, all reports are dropped.
+    Use it with `async with`. When the stream ends, all reports are dropped.
     """
 
     def __init__(self, channel: Any, *, version: str) -> None:
         self.version = version
         self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
-        """Each message: status and message, keyed by pool and device."""
+        """The received messages. Each is a mapping from pool and device to status and message."""
 
         self.ended: bool = False
         self._messages, stubs = _HEALTH_VERSIONS[version]
@@ -102,14 +103,14 @@ class HealthSubscriber:
         await asyncio.wait([self._reading])
 
     def status(self, device: str, *, pool: str = "node-1") -> str:
-        """Return the health of a device in a pod's status."""
+        """Return the health of a device as it would appear in the pod status."""
         report = self._known.get((pool, device))
         if report is None or asyncio.get_running_loop().time() > report.until:
             return "Unknown"
         return report.status
 
     def message(self, device: str, *, pool: str = "node-1") -> str:
-        """Return the message for the status."""
+        """Return the health message of a device as it would appear in the pod status."""
         report = self._known.get((pool, device))
         return "" if report is None else report.message
 
@@ -157,13 +158,13 @@ NOTIFY_SECONDS = 5.0
 """A kubelet's deadline for the call that notifies a driver of its registration."""
 
 POLL_SECONDS = 0.1
-"""The interval at which the existence of a registration socket is checked. A kubelet closes its
-connection within a second of the socket's removal."""
+"""How often to check whether a registration socket still exists. A kubelet closes its connection
+within a second after the socket is removed."""
 
 
 class FakeKubelet:
     """
-    A kubelet that calls the sockets of drivers below a root directory::
+    A kubelet that calls the driver sockets below a root directory::
 
         async with FakeKubelet(root) as kubelet:
             dra = await kubelet.register()
@@ -178,7 +179,7 @@ class FakeKubelet:
         self.registry: Path = root / "plugins_registry"
         self._channels: dict[Path, grpc.aio.Channel] = {}
         self._endpoints: dict[Path, Path] = {}
-        """The DRA socket that a driver named at its registration socket."""
+        """The DRA socket that each driver returned in GetInfo, keyed by registration socket."""
         self._followers: dict[Path, asyncio.Task[None]] = {}
         """A task for each registered driver, keyed by registration socket."""
 
@@ -199,7 +200,8 @@ class FakeKubelet:
             await channel.close()
 
     def sockets(self) -> list[Path]:
-        """Return the registration sockets. A kubelet ignores names that begin with a dot."""
+        """Return the registration sockets. Names that begin with a dot are ignored, as in the
+        kubelet."""
         if not self.registry.exists():
             return []
         found = self.registry.iterdir()
@@ -213,7 +215,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ registration
 
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
-        """Call GetInfo on a registration socket."""
+        """Call GetInfo at a registration socket."""
         async with _connect(path) as channel:
             info = await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
@@ -289,8 +291,8 @@ class FakeKubelet:
     async def follow_health(
         self, registration: Path, *, version: str | None = None
     ) -> HealthSubscriber:
-        """Subscribe to the health of a driver, given its registration socket. The default version
-        is the version that the driver advertises."""
+        """Subscribe to the health of a driver, given its registration socket. By default, use the
+        health API version that the driver advertises."""
         info = await self.get_info(registration)
         version = version or health_version(info.supported_versions)
         assert version is not None, "the driver advertises no health"
@@ -298,14 +300,14 @@ class FakeKubelet:
 
 
 def _connect(path: Path) -> grpc.aio.Channel:
-    """Connect as the kubelet does, with "localhost" as authority."""
+    """Connect as the kubelet does, with "localhost" as the authority."""
     return grpc.aio.insecure_channel(
         f"unix:{path}", options=[("grpc.default_authority", "localhost")]
     )
 
 
 async def _answer(call: Any) -> Any:
-    """Return the response of a call. A closed connection is an error of the call, not a
+    """Return the response to a call. Report a closed connection as an error of the call, not as a
     cancellation of the caller."""
     try:
         return await call

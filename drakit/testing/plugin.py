@@ -17,8 +17,8 @@ import pytest
 
 @pytest.fixture
 def drakit_root() -> Iterator[Path]:
-    """An empty folder for a kubelet and drivers. Its path is short: the path of a Unix socket has
-    at most 107 bytes, and ``tmp_path`` by itself may be longer."""
+    """An empty folder for a kubelet and drivers. The path is short, because a Unix socket path can
+    have at most 107 bytes, and ``tmp_path`` itself may be longer."""
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     yield root
     shutil.rmtree(root, ignore_errors=True)

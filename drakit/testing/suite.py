@@ -1,5 +1,5 @@
 """
-The rules of the contract as tests in a vendor's own suite, one per rule.
+The rules of the contract as tests in a vendor's own test suite, one test per rule.
 
 Does not depend on the rules, or on pytest plugins: the tests are plain functions that run asyncio
 themselves.

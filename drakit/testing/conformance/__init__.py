@@ -1,7 +1,7 @@
 """
-The conformance kit: the rules of the driver contract, and a node on which drivers are tested.
+The conformance kit: the rules of the driver contract, and a simulated node to test drivers on.
 
-:mod:`.rules` contains the rules, one module per subject. :mod:`.kit` contains the node, and
-:mod:`.targets` the kinds of drivers. :mod:`.runner` combines the three. The modules are internal,
-except for the names in :mod:`drakit.testing`.
+:mod:`.rules` contains the rules, one module per subject, :mod:`.kit` the node, and :mod:`.targets`
+the kinds of drivers. :mod:`.runner` tests a driver with them. The modules are internal, except for
+the names in :mod:`drakit.testing`.
 """

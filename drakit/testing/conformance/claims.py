@@ -1,6 +1,6 @@
 """
-The objects of the API server in a kit: published ResourceSlices, and claims that are allocated as a
-scheduler would allocate them.
+The API objects of a kit: published ResourceSlices, and claims that are allocated as a scheduler
+would allocate them.
 
 Does not depend on the node plugin, or on the kubelet.
 """
@@ -21,18 +21,19 @@ from drakit.testing.conformance.facts import ClaimUnderTest, ConformanceError, P
 NAMESPACE = "lab"
 
 PUBLISH_SECONDS = 10.0
-"""The maximum time from a registration to the publication of a device. In between, the node plugin
-does not wait for anything else."""
+"""Maximum time from the driver's registration until a device is published. The node plugin does not
+wait for anything else in between."""
 
 SETTLE_SECONDS = 0.2
-"""If a list of devices differs from that of the last start, it is complete after this time without
-a change."""
+"""How long the published device list must stay unchanged to be considered complete. A list that is
+the same as after the previous start is complete at once."""
 
 SETTLE_PROGRAM_SECONDS = 1.0
-"""The same for devices of a program, which may register its resources one at a time."""
+"""Like `SETTLE_SECONDS`, but for drivers in a separate program, which may register its resources
+one at a time."""
 
 LIST_SECONDS = 2.0
-"""How long to wait for more devices, because a driver may list them one at a time."""
+"""How long to wait for enough devices. A driver may list them one at a time."""
 
 POLL_SECONDS = 0.02
 
@@ -42,7 +43,7 @@ _EVENTS = "/apis/events.k8s.io/v1/events"
 
 
 class Cluster:
-    """The cluster of a kit's node."""
+    """The cluster that contains a kit's node."""
 
     def __init__(self, api: FakeApiServer, *, node: str) -> None:
         self._api = api
@@ -58,14 +59,14 @@ class Cluster:
         return [body for body in self._api.objects(_SLICES) if body["spec"].get("driver") == driver]
 
     def slice_writes(self) -> int:
-        """Return the number of writes of ResourceSlices, not counting dry runs."""
+        """Return the number of ResourceSlice writes, not counting dry runs."""
         return sum(
             method not in ("GET", "WATCH") and path.startswith(_SLICES) and not query.get("dryRun")
             for (method, path), query in zip(self._api.requests, self._api.queries, strict=False)
         )
 
     def devices(self, driver: str) -> list[PublishedDevice]:
-        """Return the devices of a driver, from the newest generation of each pool."""
+        """Return the published devices of a driver, from the newest generation of each pool."""
         slices = self.slices(driver)
         newest: dict[str, int] = {}
         for body in slices:
@@ -80,14 +81,16 @@ class Cluster:
         return sorted(found, key=lambda device: (device.pool, device.name))
 
     async def until_published(self, driver: str, *, is_program: bool) -> None:
-        """Wait for devices of a driver that pods could get, until their list is complete. Raises
-        ConformanceError. `is_program` means that the driver is a separate process."""
+        """Wait until a driver has published a device that pods could get, and its device list is
+        complete. Raises ConformanceError on timeout. `is_program` means that the driver is a
+        separate process."""
         if not await within(PUBLISH_SECONDS, lambda: any(map(_usable, self.devices(driver)))):
             raise ConformanceError(
                 f"{PUBLISH_SECONDS:g} s after its registration the driver has no published device "
                 f"that pods could get"
             )
-        # A list is complete if it equals that of the last start, or stays the same for a while.
+        # A list is complete if it is the same as after the previous start, or stays unchanged for a
+        # while.
         loop = asyncio.get_running_loop()
         settle = SETTLE_PROGRAM_SECONDS if is_program else SETTLE_SECONDS
         now, since, until = self._names(driver), loop.time(), loop.time() + PUBLISH_SECONDS
@@ -122,7 +125,8 @@ class Cluster:
         reserved_for: Sequence[Mapping[str, Any]] | None = None,
         of: ClaimUnderTest | None = None,
     ) -> ClaimUnderTest:
-        """Store a claim with these results. `of` is a claim that is allocated again."""
+        """Store a claim with these allocation results. `of` is an existing claim to allocate
+        again."""
         number = next(self._numbers)
         reference = (
             of.reference
@@ -154,8 +158,8 @@ def result_for(
     share_id: str | None = None,
     consumed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the allocation result of a scheduler for a device. A device that several claims can
-    use is always allocated as a share."""
+    """Return the allocation result that a scheduler would write for a device. If several claims can
+    use the device, the result is always for a share."""
     result: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
@@ -173,7 +177,7 @@ def result_for(
 
 
 def default_share(device: PublishedDevice) -> Mapping[str, str]:
-    """Return the share of a claim that does not request an amount."""
+    """Return the consumed capacity of a claim that does not request an amount."""
     taken: dict[str, str] = {}
     capacities: Mapping[str, Mapping[str, Any]] = device.body.get("capacity") or {}
     for name, capacity in capacities.items():
@@ -183,7 +187,7 @@ def default_share(device: PublishedDevice) -> Mapping[str, str]:
 
 
 async def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Wait until a condition is met, or the time is up. Return whether it is met."""
+    """Wait until a condition is met or the time is up. Return whether the condition is met."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while not (holds := condition()) and loop.time() < until:

@@ -1,9 +1,9 @@
 """
-The facts that a kit provides to rules: published devices, stored claims, responses to the kubelet.
-The errors are the outcomes other than a pass: a rule fails, does not apply, or the kit itself
-cannot continue.
+The observations that a kit provides to rules: published devices, stored claims, and responses to
+the kubelet. The errors are all outcomes except a pass: a rule fails, a rule does not apply, or the
+kit itself cannot continue.
 
-Does not depend on rules, or on the source of the facts.
+Does not depend on rules, or on how the observations are made.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from drakit.device import ClaimReference
 
 class ConformanceError(Exception):
     """
-    The kit cannot continue. The message is a sentence with the reason.
+    The kit cannot continue. The message is a sentence that states the reason.
 
-    While a rule is checked, this error fails the rule: a driver that does not recover from a reboot
-    violates the rule about reboots. Before that, it means that the driver could not be tested.
+    If raised while a rule is checked, this error fails the rule: for example, a driver that does
+    not recover from a reboot violates the rule about reboots. If raised earlier, it means that the
+    driver could not be tested.
     """
 
 
@@ -31,7 +32,8 @@ class RuleFailedError(ConformanceError):
 
 
 class RuleSkippedError(Exception):
-    """The rule does not apply to this driver, or to its devices here. The message is the reason."""
+    """The rule does not apply to this driver, or to its devices in this kit. The message is the
+    reason."""
 
 
 class TargetError(ConformanceError):
@@ -43,17 +45,17 @@ class TargetError(ConformanceError):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDevice:
-    """A device that is published in a ResourceSlice of the driver."""
+    """A device published in one of the driver's ResourceSlices."""
 
     name: str
     pool: str
 
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The attributes, keyed by published name. The value does not include its type: ``"x"``, ``3``,
-    ``True``, a list."""
+    """The attribute values, keyed by published name, without the API's type wrapper: ``"x"``,
+    ``3``, ``True``, or a list."""
 
     capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Quantities as strings, keyed by published name."""
+    """The capacities as quantity strings, keyed by published name."""
 
     taints: tuple[Mapping[str, Any], ...] = ()
     """The published taints: ``key``, ``value``, ``effect``, ``timeAdded``."""
@@ -62,7 +64,7 @@ class PublishedDevice:
     """Whether several claims can use the device at the same time (``allowMultipleAllocations``)."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
-    """The whole device, as JSON."""
+    """The whole published device, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +72,17 @@ class ClaimUnderTest:
     """A claim that is allocated and stored in the API server."""
 
     reference: ClaimReference
-    """The name that the kubelet uses."""
+    """The identity of the claim, as the kubelet sends it."""
 
     devices: tuple[PublishedDevice, ...] = ()
-    """The allocated devices, in the order of the results."""
+    """The allocated devices, in the order of the allocation results."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     """The stored ResourceClaim, as JSON."""
 
     @property
     def uid(self) -> str:
-        """``metadata.uid``."""
+        """The claim's ``metadata.uid``."""
         return self.reference.uid
 
 
@@ -100,7 +102,7 @@ class PrepareResult:
     """The response to NodePrepareResources for one claim."""
 
     error: str
-    """The error in the pod's Event. Empty if the claim is prepared."""
+    """The error that the pod's Event shows. Empty if the claim was prepared."""
 
     devices: tuple[PreparedDevice, ...] = ()
 
@@ -123,7 +125,7 @@ class PrepareResult:
 
     @property
     def cdi_ids(self) -> tuple[str, ...]:
-        """The CDI names of all devices, in order."""
+        """The CDI device IDs of all devices, in order."""
         return tuple(name for device in self.devices for name in device.cdi_ids)
 
 
@@ -139,7 +141,7 @@ class DeviceHealth:
 
 
 def merged(edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return CDI container edits merged into one, with concatenated lists."""
+    """Merge CDI container edits into one, concatenating their lists."""
     together: dict[str, Any] = {}
     for each in edits:
         for key, value in each.items():

@@ -44,7 +44,8 @@ from drakit_formats.resource.metadata import CONTAINER_DIRECTORY
 NODE = "node-1"
 
 BLOCKED = "driver blocks its event loop"
-"""The message that the runtime of drivers logs after 2, 10 and 60 s."""
+"""The message that the driver runtime logs when the driver has blocked its event loop for 2, 10 and
+60 s."""
 
 ValueT = TypeVar("ValueT")
 
@@ -53,7 +54,8 @@ ValueT = TypeVar("ValueT")
 async def open_kit(target: Target) -> AsyncGenerator[Kit]:
     """Create a kit whose node is powered off, as an asynchronous context manager. On exit, it kills
     all processes and removes all files."""
-    # Unix socket paths have at most 107 bytes, and the usual temporary directories are too deep.
+    # Unix socket paths can have at most 107 bytes, and paths in the usual temporary directories are
+    # too long.
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     try:
         async with (
@@ -77,8 +79,8 @@ class Kit:
     A node with one driver, a fake kubelet and a fake API server. Each rule of the driver contract
     gets a new kit.
 
-    Methods raise ``RuleFailedError`` if the driver violates a rule, and ``RuleSkippedError`` if the
-    rule does not apply to it. The runner reports both errors.
+    Methods raise ``RuleFailedError`` if the driver violates the rule, and ``RuleSkippedError`` if
+    the rule does not apply to the driver. The runner reports both errors.
     """
 
     def __init__(
@@ -111,12 +113,12 @@ class Kit:
 
     @property
     def cdi(self) -> Path:
-        """The directory of CDI specs. A reboot empties it."""
+        """The directory for CDI specs. A reboot empties it."""
         return self._node.cdi
 
     @property
     def driver(self) -> str:
-        """The name of the driver. Raises ConformanceError before the driver registers."""
+        """The driver name. Raises ConformanceError if the driver has not registered yet."""
         if self._node.driver is None:
             raise ConformanceError("no driver has registered yet")
         return self._node.driver
@@ -125,13 +127,13 @@ class Kit:
 
     async def start(self) -> None:
         """Start the node plugin and, for a backend or device plugin, the target's own process. Wait
-        until the driver is registered and has published a device. The runner does this before each
-        rule."""
+        until the driver is registered and has published a device. The runner calls this method
+        before each rule."""
         await self._node.start()
         await self._until_published()
 
     async def stop(self) -> None:
-        """Stop the node plugin with SIGTERM, as an update does."""
+        """Stop the node plugin with SIGTERM, as during an update."""
         await self._node.stop_plugin()
         await self.kubelet.close()
 
@@ -169,8 +171,8 @@ class Kit:
                 await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
-        """Kill the target's own process, and wait until the node plugin has noticed; skip the rule
-        if there is none."""
+        """Kill the target's own process, and wait until the node plugin has noticed. Skip the rule
+        if the target does not have one."""
         if self._node.program is None:
             self.skip("the target has no process of its own to kill")
         if self.target.lives_on:
@@ -209,7 +211,7 @@ class Kit:
         return self._cluster.slice_writes()
 
     def events(self) -> list[str]:
-        """Return the messages of all Events."""
+        """Return the notes of all Events."""
         return self._cluster.events()
 
     # ------------------------------------------------------------ claims
@@ -228,13 +230,13 @@ class Kit:
         reserved_for: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
         """
-        Store a new claim to which these devices are allocated, and return it.
+        Store and return a new claim that these devices are allocated to.
 
-        `configs` are opaque parameters as JSON objects, by default the target's. If claims can
-        share the device, the claim gets a share with a new ID and the default amounts, unless
+        `configs` are opaque parameters as JSON objects, by default those of the target. If claims
+        can share the device, the claim gets a share with a new ID and the default amounts, unless
         `share_id` and `consumed` are set. `results` replaces the allocation results, to test
-        invalid ones, and `others` are results of other drivers. `metadata` has labels, annotations
-        and owners. `reserved_for` are the consumers, by default a pod.
+        invalid ones, and `others` adds results of other drivers. `metadata` sets labels,
+        annotations and owners. `reserved_for` sets the consumers, by default one pod.
         """
         made = [
             result_for(
@@ -312,8 +314,7 @@ class Kit:
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
         """Start to prepare claims in one call, and cancel the call after this time."""
         self._asked |= {claim.uid: claim for claim in claims}
-        # A canceled call is a reset stream, which is also what the server sees if a kubelet gives
-        # up.
+        # Canceling the call resets its stream, as when a kubelet gives up.
         call = asyncio.create_task(
             self.kubelet.prepare(self._dra(), *(c.reference for c in claims), timeout_seconds=45)
         )
@@ -321,7 +322,7 @@ class Kit:
         call.cancel()
         await asyncio.wait([call])
         if not call.cancelled():
-            call.exception()  # retrieved, so that asyncio does not log it
+            call.exception()  # retrieve the exception, so that asyncio does not log it
 
     def _dra(self) -> Path:
         if self._node.dra is None:
@@ -342,7 +343,7 @@ class Kit:
         if foreign := set(answers) - asked:
             self.fail(f"the response contains {len(foreign)} claims that were not in the call")
 
-    # ------------------------------------------------------------ edits and files of containers
+    # ------------------------------------------------------------ container edits and files
 
     def spec(self, claim: ClaimUnderTest) -> dict[str, Any] | None:
         """Return the CDI spec of a claim as JSON, or None if it does not exist."""
@@ -369,8 +370,8 @@ class Kit:
         return edits
 
     def metadata(self, claim: ClaimUnderTest) -> list[dict[str, Any]]:
-        """Return the content of a claim's metadata files, one for each request, in the newest
-        version. Empty if the driver has no metadata files."""
+        """Return the contents of a claim's metadata files, one for each request, in the newest
+        version. Empty if the driver does not use metadata files."""
         spec: Mapping[str, Any] = self.spec(claim) or {"devices": ()}
         found: list[dict[str, Any]] = []
         for entry in spec["devices"]:
@@ -383,13 +384,13 @@ class Kit:
     # ------------------------------------------------------------ observing
 
     async def get_info_seconds(self) -> float:
-        """Call GetInfo over a new connection. Return the duration in seconds."""
+        """Call GetInfo over a new connection. Return the duration of the call in seconds."""
         since = time.perf_counter()
         await self._answered("GetInfo", self.kubelet.get_info(self._registration()))
         return time.perf_counter() - since
 
     async def health(self, *, within_seconds: float = 5) -> dict[tuple[str, str], DeviceHealth]:
-        """Return the driver's first health message, as a mapping from pool and device. The
+        """Return the content of the driver's first health message, keyed by pool and device. The
         mapping is empty if no message arrives in time."""
         path = self._registration()
         info = await self._answered("GetInfo", self.kubelet.get_info(path))
@@ -419,8 +420,8 @@ class Kit:
         return "" if self._node.program is None else self._node.program.text()
 
     def blocked(self, *, least: int = 2) -> str | None:
-        """Return the call that has blocked the driver's event loop at least this many times, or
-        None. A busy machine or an import can cause a single pause."""
+        """Return the call that has blocked the driver's event loop at least `least` times, or None.
+        A single pause may be due to a busy machine or an import."""
         calls: list[str] = []
         for line in f"{self.log()}\n{self.target_log()}".splitlines():
             if BLOCKED in line:

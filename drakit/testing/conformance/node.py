@@ -1,10 +1,10 @@
 """
-A node: the kubelet's directories, the process of the node plugin, the target's own process, and the
+A node: the kubelet directories, the node plugin process, the target's own process, and the
 kubelet's podresources socket.
 
 The module starts and stops the processes, and waits until the driver can be used. If that takes too
-long, it reads the reason from the log. A node plugin reads the claims in use from the socket, and
-relies only on lists that contain its own pod.
+long, it reads the reason from the log. The node plugin reads the claims in use from the
+podresources socket, and relies only on lists that contain its own pod.
 
 Does not depend on rules.
 """
@@ -43,14 +43,14 @@ OWN_POD: Mapping[str, str] = {"POD_NAMESPACE": "drakit-system", "POD_NAME": "dra
 """The node plugin's own pod, from its environment."""
 
 START_SECONDS = 30.0
-"""The maximum time until a driver is registered and its devices can be used."""
+"""Maximum time until a driver is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
-"""How long to wait for a driver that is rejected, or whose devices are all rejected, because the
+"""How long to keep waiting for a driver that is rejected, or whose devices are all rejected. The
 next attempt may succeed."""
 
 HOPELESS_ENDS = 3
-"""After this many exits, the kit gives up on the target's program."""
+"""Number of times that the target's program can exit before the kit gives up on it."""
 
 SETUP_SECONDS = 60.0
 """The time limit for a target's setup."""
@@ -59,19 +59,19 @@ POLL_SECONDS = 0.05
 """The interval between two polls."""
 
 COMPLETE_SECONDS = 5.0
-"""How long to wait for all earlier devices after a restart, once one of them can be used. A driver
-may have lost one permanently."""
+"""How long to wait for all earlier devices after a restart, once one of them can be used. A device
+may be permanently lost."""
 
 UNHEALTHY_SECONDS = 20.0
-"""How long to wait for a healthy device. A driver may not have one. Plugins with Kubernetes' stub
-register again 10 s after a restart."""
+"""How long to wait for a healthy device. A driver may not have a healthy device. Device plugins
+that use the Kubernetes stub register again 10 s after a restart."""
 
 # Short periods, so that a rule about health does not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
 
 
 MAX_CHARACTERS = 1000
-"""The maximum length of a problem. Messages from the driver can be longer."""
+"""Maximum length of a reported problem. Messages from the driver can be longer."""
 
 _REJECTED = re.compile(r"device is rejected .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
@@ -80,7 +80,7 @@ _UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re
 
 
 class FakeNode:
-    """The node of a kit. The kubelet's root is the kit's folder."""
+    """The node of a kit. The kubelet's root directory is the kit's folder."""
 
     def __init__(
         self, target: Target, root: Path, *, name: str, kubeconfig: Path, kubelet: FakeKubelet
@@ -102,7 +102,7 @@ class FakeNode:
         self._kubeconfig = kubeconfig
         self._boots = 0
         self._healthy = 0
-        self._begun = 0  # the offset of the current run in the node plugin's log
+        self._begun = 0  # the offset in the node plugin's log at which the current run begins
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
@@ -129,8 +129,8 @@ class FakeNode:
     # ------------------------------------------------------------ the node's lifecycle
 
     async def start(self) -> None:
-        """Boot the node if it is off, start processes that do not run, and wait until the driver
-        can be used. Raises ConformanceError."""
+        """Boot the node if it is off, start all processes that are not running, and wait until the
+        driver can be used. Raises ConformanceError."""
         if self._boots == 0:
             await self._boot()
         if not self.plugin.running:
@@ -140,7 +140,7 @@ class FakeNode:
         await self.start_program()
 
     async def start_program(self) -> None:
-        """Start the target's own program if it does not run, and wait until the driver can be
+        """Start the target's own program if it is not running, and wait until the driver can be
         used."""
         program = self.program
         if program is not None and not program.running:
@@ -150,9 +150,9 @@ class FakeNode:
         await self._until_ready()
 
     async def kill_program(self) -> None:
-        """Kill the target's own program, and wait until the metrics of the node plugin show it.
-        Metrics can be a few seconds old, and old ones would look as if the program had started
-        again."""
+        """Kill the target's own program, and wait until the node plugin's metrics reflect that.
+        Metrics can lag by a few seconds; stale values would make it look as if the program had
+        already restarted."""
         if self.program is not None:
             await self.program.kill()
             await self._until("the node plugin still reports a running driver", self._is_down)
@@ -161,7 +161,8 @@ class FakeNode:
         return not (await self._gauges()).get("drakit_driver_running", 1)
 
     async def stop_plugin(self) -> None:
-        """Stop the node plugin with SIGTERM. Raises ConformanceError if it must be killed."""
+        """Stop the node plugin with SIGTERM. Raises ConformanceError if it does not exit and must
+        be killed."""
         if self.plugin.running and await self.plugin.terminate() is None:
             raise ConformanceError("the node plugin did not end after SIGTERM, and was killed")
 
@@ -171,7 +172,8 @@ class FakeNode:
         if self.program is not None:
             await self.program.kill()
         if self._waits_for is not None:
-            self._waits_for.unlink(missing_ok=True)  # it would look as if the program were running
+            # If the file remained, the program would appear to be running.
+            self._waits_for.unlink(missing_ok=True)
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -190,7 +192,7 @@ class FakeNode:
         await self._run(self._target.setup)
 
     async def unplug(self) -> None:
-        """Remove a device with the target's function."""
+        """Remove a device, using the target's `unplug` function."""
         await self._run(self._target.unplug)
 
     async def _run(self, setup: Setup | None) -> None:
@@ -249,7 +251,7 @@ class FakeNode:
         await self._until("the driver has no devices", usable)
 
     async def _registers(self) -> bool:
-        """Register the driver at the first socket that responds, because others may be stale."""
+        """Register the driver at the first socket that responds. Other sockets may be stale."""
         for path in self._kubelet.sockets():
             try:
                 info = await self._kubelet.get_info(path)
@@ -262,7 +264,7 @@ class FakeNode:
         return False
 
     async def _gauges(self) -> Mapping[str, float]:
-        """Return the driver's metrics: the number of devices by state, and the other values by
+        """Return the driver's metrics: device counts keyed by state, and other values keyed by
         metric name."""
         text = await self._get("metrics", "/metrics")
         found: dict[str, float] = {}
@@ -274,7 +276,8 @@ class FakeNode:
         return found
 
     async def _get(self, server: str, path: str) -> str:
-        """Return the response of a server of the node plugin. Empty if there is none."""
+        """Return the response of one of the node plugin's HTTP servers. Empty if the server does
+        not respond."""
         ports = re.findall(rf"\b{server}_port=(\d+)", self.plugin.text()[self._begun :])
         if not ports:
             return ""
@@ -299,7 +302,8 @@ class FakeNode:
                     if not self.plugin.running:
                         raise ConformanceError(self._exit_sentence())
                     if not self._serves():
-                        ends = self._ends()  # device plugins may exit while there is no kubelet
+                        # Device plugins may exit while the kubelet is not running.
+                        ends = self._ends()
                     if why := await self._hopeless():
                         hopeless_since = min(hopeless_since, loop.time())
                     else:
@@ -314,7 +318,7 @@ class FakeNode:
         if why := self._complaint():
             sentence += f"; {why}"
         else:
-            await self._get("probes", "/readyz")  # writes the reason to the log
+            await self._get("probes", "/readyz")  # the failing probe writes the reason to the log
             if why := unready(self.plugin.text()[self._begun :]):
                 sentence += f"; {why}"
         raise ConformanceError(sentence)
@@ -335,7 +339,7 @@ class FakeNode:
         return refused(log)
 
     def _complaint(self) -> str | None:
-        """Return the latest problem of the driver."""
+        """Return the latest problem with the driver."""
         program, log = self.program, self.plugin.text()[self._begun :]
         if program is not None and program.exit_code is not None:
             ended = f"the target's program ended with exit code {program.exit_code}"
@@ -344,13 +348,14 @@ class FakeNode:
         return rejected(log) or refused(log) or stopped(log)
 
     def _exit_sentence(self) -> str:
-        """Describe how the node plugin exited. Its last log line contains the reason."""
+        """Describe how the node plugin exited, with its last log line, which contains the
+        reason."""
         line = last_line(self.plugin.text())
         reason = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{reason}"
 
 
-# ------------------------------------------------------------ problems, from the log
+# ------------------------------------------------------------ problems in the log
 
 
 def _healthy(gauges: Mapping[str, float]) -> int:
@@ -358,7 +363,7 @@ def _healthy(gauges: Mapping[str, float]) -> int:
 
 
 def rejected(log: str) -> str | None:
-    """Return which device was last rejected, and why."""
+    """Return the name of the last rejected device, and the reason."""
     found = [*_REJECTED.finditer(log)]
     if not found:
         return None
@@ -384,7 +389,7 @@ def unready(log: str) -> str | None:
 
 
 def last_line(text: str) -> str | None:
-    """Return the last line that is not empty."""
+    """Return the last non-empty line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:MAX_CHARACTERS] if lines else None
 
@@ -393,15 +398,15 @@ def last_line(text: str) -> str | None:
 
 
 class PodList:
-    """Serves the socket: ``async with PodList(path) as pods``."""
+    """Serves the kubelet's podresources socket: ``async with PodList(path) as pods``."""
 
     def __init__(self, socket: Path) -> None:
         self._socket: Path = socket
         self._pods: list[pb.PodResources] = []
         self._server = grpc.aio.server()
         self.shows_own_pod: bool = True
-        """Whether the node plugin's own pod is listed. A kubelet that has just started has not read
-        its pods from the API server, and does not list it."""
+        """Whether the node plugin's own pod is listed. A kubelet that has just started does not
+        list it, because it has not yet read its pods from the API server."""
 
     async def __aenter__(self) -> PodList:
         pb_grpc.add_PodResourcesListerServicer_to_server(_Service(self._listed), self._server)
@@ -451,7 +456,7 @@ class _Service(pb_grpc.PodResourcesListerServicer):
         return pb.ListPodResourcesResponse(pod_resources=self._listed())
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
-        """Respond that there is no such pod, as the kubelet does."""
+        """Return a "not found" error, as the kubelet does for an unknown pod."""
         await context.abort(
             grpc.StatusCode.UNKNOWN,
             f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
@@ -460,5 +465,5 @@ class _Service(pb_grpc.PodResourcesListerServicer):
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> Any:
-        """Return no devices, because the kubelet's own device manager serves none."""
+        """Return no devices, because the kubelet's own device manager does not have any."""
         return pb.AllocatableResourcesResponse()

@@ -2,9 +2,8 @@
 Programs that a kit starts: the node plugin, and the target's own program, if it has one.
 
 The output of a program goes to a file. ``python -m drakit.testing.conformance.programs FROM TO`` is
-also such a program: a relay from a new socket to that of a backend that is already running. Without
-it, the node plugin could not find the backend: a socket cannot be moved, and the node plugin
-ignores symbolic links.
+also such a program: a relay from a new socket to the socket of a backend that is already running.
+The relay is needed because a socket cannot be moved, and the node plugin ignores symbolic links.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from pathlib import Path
 from drakit.testing.conformance.facts import ConformanceError
 
 END_SECONDS = 20.0
-"""The grace period after SIGTERM, before a program is killed."""
+"""Grace period between SIGTERM and SIGKILL."""
 
 RESTART_SECONDS = 1.0
-"""The time after which a program that exited by itself is started again, like a container."""
+"""How long to wait before restarting a program that exited by itself, as a container would be."""
 
 
 class Program:
-    """A program in its own process group, which can be started again after its exit."""
+    """A program in its own process group. It can be started again after it exits."""
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether the program was started and not stopped by us. It may be about to be
-        restarted."""
+        """Whether the program has been started, and not stopped by the kit. True even while the
+        program is waiting to be restarted."""
         return self._watching is not None and not self._watching.done()
 
     async def start(self) -> None:
@@ -84,13 +83,13 @@ class Program:
             await self._end(process)
 
     async def kill(self) -> None:
-        """Send SIGKILL to the program and all processes that it started."""
+        """Send SIGKILL to the program and all processes that it has started."""
         process = await self._unwatched()
         if process is not None:
             await self._end(process)
 
     def text(self) -> str:
-        """Return the output of all its runs."""
+        """Return the output of all runs of the program."""
         try:
             return self._log.read_text(errors="replace")
         except FileNotFoundError:
@@ -146,8 +145,8 @@ class Program:
 
     @staticmethod
     def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-        # The group is killed even if the process has exited: the processes that it started must not
-        # survive.
+        # Kill the group even if the process has exited, because the processes that it started must
+        # not survive.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
@@ -155,9 +154,9 @@ class Program:
 async def run_command(
     command: str, *, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
-    """Run a shell command line to its end. Raises ConformanceError if it fails."""
-    # A file instead of a pipe: processes that the command leaves in the background would keep a
-    # pipe open.
+    """Run a shell command line, and wait for it to finish. Raises ConformanceError if it fails."""
+    # Use a file instead of a pipe, because background processes that the command leaves behind
+    # would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_shell(
             command,
@@ -194,8 +193,8 @@ def python_environment() -> dict[str, str]:
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH with which another Python finds the modules of this one, and those of the
-    working directory, because a driver that is being developed is not installed."""
+    """Return a PYTHONPATH with which another Python process finds the same modules as this one, and
+    those in the working directory: a driver that is being developed may not be installed."""
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
 
 
@@ -220,7 +219,7 @@ async def relay(source: Path, target: Path) -> None:
             sys.stderr.write(f"{target} cannot be reached: {error}\n")
             writer.close()
             return
-        # If either side ends, the other one is ended as well.
+        # If one direction ends, close the other as well.
         ways = [
             asyncio.create_task(_pass_on(reader, back)),
             asyncio.create_task(_pass_on(there, writer)),

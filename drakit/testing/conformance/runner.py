@@ -1,5 +1,5 @@
 """
-Runs rules in parallel, each on its own kit, and reports their results.
+Runs rules in parallel, each on its own kit, and reports the results.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.targets import Target
 
 BLOCKED_POLL_SECONDS = 1.0
-"""The interval at which the logs are checked for a driver that blocks."""
+"""How often to check the logs for a driver that blocks its event loop."""
 
 EXCERPT_LINES = 12
-"""The number of log lines that are shown with a failure."""
+"""Number of log lines to show with a failure."""
 
 EXCERPT_COLUMNS = 240
-"""The maximum length of each of these lines."""
+"""Maximum length of each log line in an excerpt."""
 
 
 class Outcome(StrEnum):
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     """The rule does not apply to this target."""
     BROKEN = "broken"
-    """The rule could not be tested: the driver does not start, or the rule itself has a fault."""
+    """The rule could not be checked: the driver does not start, or the rule itself is faulty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class RuleResult:
     seconds: float = 0.0
 
     unusable: bool = False
-    """Whether the driver did not even start, or blocked, so that every other rule has the same
-    result."""
+    """Whether the driver did not start, or blocked its event loop, so that every other rule would
+    have the same result."""
 
     @property
     def good(self) -> bool:
@@ -65,7 +65,7 @@ class RuleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The results of all rules, in the rules' order."""
+    """The results of all rules, in the order of the rules."""
 
     results: Sequence[RuleResult]
 
@@ -76,7 +76,7 @@ class Report:
         return passed > 0 and all(result.good for result in self.results)
 
     def count(self, outcome: Outcome) -> int:
-        """The number of rules with an outcome."""
+        """Return the number of rules with an outcome."""
         return sum(result.outcome is outcome for result in self.results)
 
 
@@ -89,11 +89,12 @@ async def run(
 ) -> Report:
     """
     Check a target against the rules in `only`, or against all rules. `on_result` receives each
-    result when it is available. `turns`, which several targets may share, limits the concurrent
-    nodes, in addition to the target's own limit.
+    result when it is available. `turns`, which several targets can share, limits the number of
+    concurrent nodes, in addition to the target's own limit.
 
-    A driver that does not even start is tried once: the other rules are broken for the same reason.
-    If the driver has blocked its event loop, so are the rules that have not started.
+    A driver that does not start is tried only once, and all other rules are reported as broken for
+    the same reason. If the driver blocks its event loop, the remaining rules are reported as broken
+    too.
     """
     chosen = rules() if only is None else only
     ended: dict[str, RuleResult] = {}
@@ -164,8 +165,8 @@ _BLOCKS = (
 
 
 async def _watch(kit: Kit, check: asyncio.Future[None]) -> None:
-    """End a check when the driver has blocked its event loop, because the check would wait for its
-    timeouts."""
+    """Cancel a check when the driver has blocked its event loop. Otherwise, the check would wait
+    for its timeouts."""
     while kit.blocked() is None:
         await asyncio.sleep(BLOCKED_POLL_SECONDS)
     check.cancel()

@@ -29,8 +29,8 @@ from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
-"""The setup that runs before the first start on a node and after each reboot: a function that
-receives the kit's folder, or a shell command that reads it from ``$DRAKIT_ROOT``."""
+"""Prepares the node before the first start and after each reboot: a function that is called with
+the kit's folder, or a shell command with the folder in ``$DRAKIT_ROOT``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +51,23 @@ class Target:
     """A driver to be tested."""
 
     kind: Literal["python", "backend", "device-plugin"]
-    """The kind of driver."""
+    """The kind of target."""
 
     parameters: Mapping[str, Any] | None = None
-    """Opaque parameters for the target's claims. None without parameters."""
+    """The opaque parameters for the target's claims, if any."""
 
     setup: Setup | None = None
-    """The setup of the node."""
+    """The setup of the node, if any."""
 
     unplug: Setup | None = None
     """Removes at least one device from the running node, and leaves another one. None if that
     cannot be simulated."""
 
     jobs: int = 4
-    """The number of kits that can test the target at the same time."""
+    """Maximum number of kits that can test the target at the same time."""
 
     lives_on: bool = False
-    """Whether all kits share the target, so that each must unprepare its claims."""
+    """Whether the target keeps running across kits, so that each kit must unprepare its claims."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Target:
         raise NotImplementedError
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Return the keys of the node plugin's configuration that host the target."""
+        """Return the node plugin configuration that hosts the target."""
         raise NotImplementedError
 
     def place(self, root: Path) -> None:
@@ -83,8 +83,8 @@ class Target:
         time."""
 
     def command(self, root: Path) -> Command | None:
-        """Return the target's own program. Return None if the node plugin runs its code, or if it
-        runs elsewhere."""
+        """Return the target's own program. Return None if the target runs in the node plugin or
+        elsewhere."""
         return None
 
 
@@ -106,7 +106,7 @@ class PythonTarget(Target):
         return self.reference
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Return the drivers entry."""
+        """Return the configuration with the driver's entry."""
         return {"drivers": [{"driver": self.reference, "config": _filled(self.values, root=root)}]}
 
 
@@ -116,7 +116,7 @@ ENTRY = "target"
 
 @dataclass(frozen=True, kw_only=True)
 class _Allowed(Target):
-    """A target with a directory, and an entry in the chart's values."""
+    """A target that has a directory and an entry in the chart's values."""
 
     entry: Mapping[str, Any]
     """The target's entry of ``backends.allowed`` or ``devicePlugins.plugins``. ``{root}`` in its
@@ -139,7 +139,7 @@ class _Backend(_Allowed):
     kind: Literal["backend"] = "backend"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable backends, with the entry."""
+        """Return the configuration that enables backends, with the target's entry."""
         directory = str(root / "backends")
         allowed = self._entries(root)
         return {"backends": {"enabled": True, "directory": directory, "allowed": allowed}}
@@ -150,7 +150,8 @@ class BackendTarget(_Backend):
     """A backend that the kit starts, with its directory in ``$DRAKIT_BACKENDS``."""
 
     line: str
-    """A shell command. ``{directory}`` is the backend's directory, ``{root}`` the kit's folder."""
+    """A shell command. ``{directory}`` is replaced with the backend's directory, and ``{root}``
+    with the kit's folder."""
 
     @property
     def name(self) -> str:
@@ -158,7 +159,7 @@ class BackendTarget(_Backend):
         return f"backend:{self.line}"
 
     def command(self, root: Path) -> Command | None:
-        """Return the backend."""
+        """Return the program of the backend."""
         directory = str(self._directory(root))
         return Command(
             line=_filled(self.line, root=root, directory=directory),
@@ -168,7 +169,7 @@ class BackendTarget(_Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSocketTarget(_Backend):
-    """A backend that is already running. All rules use it, one after another."""
+    """A backend that is already running. All rules use it in turn."""
 
     socket: Path
     jobs: int = 1
@@ -195,9 +196,9 @@ class DevicePluginTarget(_Allowed):
     """A device plugin that the kit starts, with its directory in ``$DRAKIT_DEVICE_PLUGINS``."""
 
     line: str
-    """A shell command. ``{directory}`` is the plugin's ``/var/lib/kubelet/device-plugins``,
-    ``{root}`` the kit's folder. If the kit can mount, the plugin finds the directory at that path
-    as well."""
+    """A shell command. ``{directory}`` is replaced with the plugin's substitute for
+    ``/var/lib/kubelet/device-plugins``, and ``{root}`` with the kit's folder. If the kit can create
+    mounts, it also mounts the substitute at the usual path."""
 
     kind: Literal["device-plugin"] = "device-plugin"
 
@@ -207,13 +208,13 @@ class DevicePluginTarget(_Allowed):
         return f"device-plugin:{self.line}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Enable device plugins, with the entry."""
+        """Return the configuration that enables device plugins, with the target's entry."""
         plugins = self._entries(root)
         directory = str(root / "device-plugins")
         return {"devicePlugins": {"enabled": True, "directory": directory, "plugins": plugins}}
 
     def command(self, root: Path) -> Command | None:
-        """Return the plugin, which is started when it can register."""
+        """Return the program of the plugin. The kit starts it once it can register."""
         directory = self._directory(root)
         line = _filled(self.line, root=root, directory=str(directory))
         return Command(
@@ -246,8 +247,8 @@ exec sh -c "$2"
 
 
 def remapped(line: str, *, directory: str) -> str:
-    """Return a shell command that runs another one with the directory mounted at
-    ``/var/lib/kubelet/device-plugins``. Where mounts are impossible, return the command itself."""
+    """Wrap a shell command so that it runs with the directory mounted at
+    ``/var/lib/kubelet/device-plugins``. Return the command itself if mounting is not possible."""
     unshare = _unshare()
     if unshare is None:
         return line
@@ -256,7 +257,7 @@ def remapped(line: str, *, directory: str) -> str:
 
 @cache
 def _unshare() -> tuple[str, ...] | None:
-    """Return the command for a new mount namespace, or None if that is impossible here."""
+    """Return the command that creates a mount namespace, or None if that is not possible here."""
     flags = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
     command = ("unshare", *flags)
     try:
@@ -276,8 +277,8 @@ _REQUIRED = {
     "unix": ("driver", "backends.allowed"),
     "device-plugin": ("resources", "devicePlugins.plugins"),
 }
-"""The required key of an entry, and the chart's value that contains it, keyed by the form of a
-target."""
+"""The required key of an entry, and the chart value that contains the entry, keyed by target
+form."""
 
 
 def parse_target(
@@ -331,7 +332,7 @@ def _socket(path: str) -> Path:
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
-    """Insert the kit's own paths into nested strings."""
+    """Replace the placeholders in nested strings with the kit's paths."""
     if isinstance(value, str):
         return value.replace("{root}", str(root)).replace("{directory}", directory)
     if isinstance(value, Mapping):

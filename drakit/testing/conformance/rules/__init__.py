@@ -15,7 +15,7 @@ it:
             kit.fail("the second prepare of a claim returned different devices")
 
 Each rule gets a new kit, whose driver has started, registered and published devices. The kit cleans
-up everything that the rule leaves behind.
+up after the rule.
 
 The rules do not depend on the internals of the kit: they use only its public names.
 """
@@ -45,23 +45,24 @@ class Rule:
     """One rule of the contract."""
 
     id: str
-    """Words with dashes, such as ``prepare-again``: the argument in commands, and the name of its
-    test."""
+    """The rule ID in kebab case, such as ``prepare-again``. It selects the rule in commands, and
+    names its test."""
 
     title: str
     """The requirement, as a sentence without a period."""
 
     why: str
-    """The behavior of the kubelet or the cluster that requires it."""
+    """The kubelet or cluster behavior that requires the rule."""
 
     check: Check
     """Raises if the driver violates the rule: `Kit.fail`, or an error of the kit itself."""
 
     kinds: frozenset[str] = frozenset({"python", "backend", "device-plugin"})
-    """The kinds of targets that the rule applies to (`Target.kind`). For others, it is skipped."""
+    """The kinds of targets that the rule applies to (`Target.kind`). For other kinds, the rule is
+    skipped."""
 
     seconds: float = DEFAULT_SECONDS
-    """The time limit for the check, after the kit has started."""
+    """The time limit for the check. It starts after the kit has started."""
 
 
 def rule(
@@ -83,8 +84,8 @@ def rule(
 
 
 def rules() -> Sequence[Rule]:
-    """Return all rules: those of each module here, in the alphabetical order of the modules and in
-    the order of their definitions."""
+    """Return the rules of all modules in this package, ordered by module name and then in
+    definition order."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__))
     return collect(import_module(f"{__name__}.{name}") for name in names)
 

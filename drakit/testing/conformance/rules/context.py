@@ -1,5 +1,5 @@
 """
-The rest of a claim: metadata, consumers and other drivers' devices, and versions of parameters.
+The rest of a claim: metadata, consumers, other drivers' devices, and parameter versions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 LABELS = 2000
-"""More labels than the node plugin passes to a driver. The API server does not limit their
-number."""
+"""A number of labels that exceeds the node plugin's limit. The API server does not limit the number
+of labels."""
 
 ANNOTATION_BYTES = 200 * 1024
-"""The API server's limit for all annotations is 256 KiB."""
+"""Total size of the annotations. The API server's limit is 256 KiB."""
 
 CONSUMERS = 256
-"""The API server's limit."""
+"""Number of consumers. This is the API server's limit."""
 
 UNKNOWN = {"apiVersion": "no-such-group.example.com/v9", "kind": "NoSuchKind"}
 
@@ -29,7 +29,7 @@ _HOSTILE = "\u202e\u0000\u001b[2J\u2028\U0001f600../../etc/passwd"
 
 
 def _claims(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
-    """Store claims in the forms that users can write, one after the other."""
+    """Store and yield claims in various forms that users can write, each with a description."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": "u", "controller": True}
     many = [{"resource": "pods", "name": f"pod-{n}", "uid": f"u-{n}"} for n in range(CONSUMERS)]
     train = {"apiGroup": "batch.example.com", "resource": "trains", "name": "t", "uid": "t"}

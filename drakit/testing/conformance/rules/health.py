@@ -1,5 +1,5 @@
 """
-Health: the health of devices in the status of pods.
+Health: the device health in the status of pods.
 
 Does not depend on taints.
 """
@@ -15,11 +15,12 @@ from drakit.testing.conformance.rules import rule
 from drakit.testing.kubelet import health_version
 
 REPORT_SECONDS = 5.0
-"""The time limit from the start to the first health of each device. A driver that polls needs some
-time."""
+"""Time limit from the start of the rule until each device has a health report. A driver that polls
+needs some time."""
 
 MESSAGE_BYTES = 1021
-"""The kubelet accepts 1,024, and the node plugin truncates longer messages to about that size."""
+"""Maximum length of a health message. The kubelet accepts 1,024 bytes, and the node plugin
+truncates longer messages to about this length."""
 
 
 @rule(
@@ -39,7 +40,8 @@ async def health(kit: Kit) -> None:
         reported |= {key: health for key, health in received.items() if _is_report(health)}
         await asyncio.sleep(0.1)
     if not reported:
-        if kit.target.kind == "python":  # a program need not declare whether it reports health
+        # A backend or device plugin need not declare whether it reports health.
+        if kit.target.kind == "python":
             kit.fail(
                 f"the driver declares that it reports health, but reported no health of any device "
                 f"within {REPORT_SECONDS:.0f} s; report health, or do not define health"
@@ -59,12 +61,12 @@ async def health(kit: Kit) -> None:
 
 
 def _is_report(health: DeviceHealth) -> bool:
-    """Return whether the driver reported the health. Without any report, the kubelet gets
-    Unknown."""
+    """Return whether the driver reported this health. Without a report, the kubelet gets Unknown
+    and no message."""
     return health.status != "Unknown" or bool(health.message)
 
 
 async def _advertised(kit: Kit) -> bool:
-    """Return whether the driver registers with health."""
+    """Return whether the driver advertises health reporting when it registers."""
     infos = [await kit.kubelet.get_info(path) for path in kit.kubelet.sockets()]
     return any(health_version(info.supported_versions) for info in infos if info.name == kit.driver)

@@ -13,15 +13,15 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 UNPREPARE_SECONDS = 15.0
-"""The time limit for an unprepare during a prepare, in addition to the duration of the prepare.
-Until the unprepare ends, the pod cannot terminate."""
+"""Time limit for an unprepare during a prepare, in addition to the duration of the prepare. The pod
+cannot terminate until the unprepare ends."""
 
 STOP_SECONDS = 10.0
-"""The time limit for a stop. During an update of the DaemonSet, the scheduler loses the devices
-after 30 s, and the new plugin must start within that time as well."""
+"""Time limit for stopping. During a DaemonSet update, the devices become unavailable to the
+scheduler after 30 s, and the new plugin must also start within that time."""
 
 RECOVERY_SECONDS = 10.0
-"""The time limit from the start of the driver's process to all of its devices."""
+"""Time limit from the start of the driver's process until all of its devices can be used."""
 
 
 @rule(
@@ -148,7 +148,7 @@ def _usable_now(kit: Kit) -> set[tuple[str, str]]:
 
 
 async def _measure(kit: Kit, device: PublishedDevice) -> float:
-    """Return how many seconds a prepare takes. Skip the rule if it fails."""
+    """Return how many seconds a prepare takes. Skip the rule if the prepare fails."""
     claim = kit.claim(device)
     began = time.monotonic()
     await steps.prepared(kit, claim)

@@ -45,7 +45,7 @@ async def metadata(kit: Kit) -> None:
 
 
 def _described(files: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Return the attributes of each device, keyed by pool and name."""
+    """Return the attributes of each device in metadata files, keyed by pool and name."""
     return {
         (device["pool"], device["name"]): device.get("attributes") or {}
         for file in files

@@ -1,6 +1,6 @@
 """
-Concurrent claims: pods start at the same time, no claim waits for another's device, and no claim
-gets hardware that another one has.
+Concurrent claims: pods can start at the same time, no claim waits for another claim's device, and
+no claim gets hardware that another claim holds.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 CLAIMS = 8
-"""The number of concurrent claims."""
+"""Number of concurrent claims."""
 
 LONG_SECONDS = 0.2
-"""For shorter prepares, it does not matter whether they wait for each other."""
+"""Minimum duration of a prepare to check for concurrency. For shorter prepares, it does not matter
+whether they wait for each other."""
 
 GET_INFO_SECONDS = 1.0
-"""The kubelet's own deadline."""
+"""The kubelet's own deadline for GetInfo."""
 
 
 _NUMBER = re.compile(r"(has|returned) device node [bc] \d+:\d+(, which| for device)")
-"""The error of a claim whose device number is held for other hardware."""
+"""Matches the error of a claim whose device number is held for other hardware."""
 
 
 @rule(
@@ -187,7 +188,7 @@ def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
 def _partitioned(
     devices: Sequence[PublishedDevice], totals: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> Iterator[tuple[PublishedDevice, PublishedDevice, PublishedDevice]]:
-    """Yield two devices that can be prepared together, and a third that overlaps with both."""
+    """Yield two devices that can be prepared together, and a third one that overlaps with both."""
     for (pool, name), total in totals.items():
         taken = {
             device.name: (device, _amounts(consumed))
@@ -214,7 +215,7 @@ def _amounts(body: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 async def _ask(kit: Kit, *, count: int) -> None:
-    """Call GetInfo. Fail the rule if the call takes longer than a kubelet waits."""
+    """Call GetInfo. Fail the rule if the call exceeds the kubelet's deadline."""
     try:
         seconds = await kit.get_info_seconds()
     except ConformanceError as error:

@@ -1,5 +1,6 @@
 """
-Opaque parameters and errors: users can write any content, and read the driver's errors.
+Opaque parameters and errors: users can write parameters with any content, and read the driver's
+errors.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 DEEP = 200
-"""An object depth that API servers accept, but that a parser in the driver may not accept."""
+"""An object depth that API servers accept, but that a parser in the driver may reject."""
 
 MAX_RAW = 10 * 1024
-"""The API server's limit for one config. A claim can have :data:`MAX_CONFIGS`."""
+"""The API server's size limit for one config. A claim can have :data:`MAX_CONFIGS` configs."""
 
 MAX_CONFIGS = 64
 
 KEYS = 6
-"""The number of the target's own parameters that are replaced with invalid values."""
+"""Maximum number of the target's own parameters to replace with invalid values."""
 
 DENSE: Mapping[str, Any] = {"a": [[]] * ((MAX_RAW - 8) // 3)}
-"""One config with the largest possible number of values that use memory."""
+"""A config with the largest possible number of memory-consuming values."""
 
 _PLAIN: Mapping[str, Mapping[str, Any]] = {
     "without keys": {},
@@ -40,7 +41,8 @@ _VALUES: tuple[Any, ...] = (None, True, -1, 1e308, "", "\u0000/../x", [], [[1]],
 
 
 def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield invalid parameters, each with a description. `own` are valid ones."""
+    """Yield invalid parameters, each with a description. `own` are the target's valid
+    parameters."""
     yield from _PLAIN.items()
     nested: dict[str, Any] = {}
     for _ in range(DEEP):
@@ -113,7 +115,7 @@ async def error_messages(kit: Kit) -> None:
 
 
 def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
-    """Store claims that a driver may reject, one after the other."""
+    """Store and yield claims that a driver may reject, each with a description."""
     absent = {"pool": device.pool, "device": "no-such-device"}
     yield "for a device that does not exist", kit.claim(results=[absent])
     for what, config in hostile(kit.target.parameters):

@@ -1,5 +1,5 @@
 """
-Preparing: the response for a claim, which is the same when the claim is prepared again.
+Preparing: the response for a claim must be the same when the claim is prepared again.
 
 Does not depend on interrupted calls.
 """
@@ -20,11 +20,11 @@ from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
 
 CHECKED_DEVICES = 8
-"""The number of devices whose edits are checked. A driver is unlikely to have more kinds of
+"""Maximum number of devices whose edits to check. A driver is unlikely to have more kinds of
 devices."""
 
 LOST_AT_REBOOT = ("/run/", "/var/run/", "/tmp/", "/dev/shm/")  # noqa: S108
-"""Directories that a reboot of a node empties."""
+"""Directories that are empty after a node reboot."""
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
@@ -45,8 +45,8 @@ async def prepare(kit: Kit) -> None:
 
 
 async def _expect_edits(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
-    """Fail the rule if the driver does not define prepare, and its devices have no edits. A driver
-    that defines prepare may intend that."""
+    """Fail the rule if the driver does not define prepare, and its devices have no edits. If the
+    driver defines prepare, this may be intentional."""
     kind = steps.class_of(kit.target)
     if kind is None or overrides(kind, *PREPARE_METHODS):
         return
@@ -204,8 +204,8 @@ async def reboot(kit: Kit) -> None:
 
 
 async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
-    """Return the paths that prepare creates and a reboot removes. These are the paths that
-    unprepare removes from directories that a reboot empties. Leaves the claim prepared."""
+    """Return the paths that prepare creates and a reboot removes: the paths that unprepare removes,
+    if they are in directories that are empty after a reboot. Leaves the claim prepared."""
     paths = [Path(path) for path in steps.host_paths(steps.edits_of(kit, claim))]
     if (await kit.unprepare(claim)).get(claim.uid):
         return ()
@@ -215,8 +215,8 @@ async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
 
 
 def _lost_at_reboot(kit: Kit, path: Path) -> bool:
-    """Return whether to remove a path to simulate a reboot. The kit empties its own folder. Mounts
-    and their content are never touched."""
+    """Return whether to remove a path to simulate a reboot. Paths in the kit's folder are excluded,
+    because the kit empties it. Mounts and their content are never removed."""
     if not str(path).startswith(LOST_AT_REBOOT) or path.is_relative_to(kit.root):
         return False
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -356,13 +356,13 @@ def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
 
 
 def _spellings(uid: str) -> tuple[str, str]:
-    """Return a UID unchanged, and converted to the form of an environment variable's name:
-    containers without other edits get such a variable."""
+    """Return a UID unchanged, and in the form used in environment variable names: containers
+    without other edits get a variable whose name contains the UID."""
     return uid, re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
-    """Return the first string within a value that contains a claim's UID."""
+    """Return the first string in a nested value that contains the claim's UID."""
     if isinstance(value, str):
         return value if any(uid in value for uid in _spellings(claim.uid)) else None
     parts: list[Any] = []

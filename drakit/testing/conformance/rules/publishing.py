@@ -15,25 +15,25 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 EVENT_SECONDS = 1.0
-"""The time limit from a device's publication to the Event about rejected devices."""
+"""Time limit from the publication of a device until the Event about rejected devices."""
 
 LISTED_SECONDS = 2.0
-"""The time limit from the start of the node plugin to the slices of the devices that a driver lists
-at its start."""
+"""How long to wait after the node plugin starts. By then, it must have published the devices that
+the driver lists at startup."""
 
 WATCHED_SECONDS = 3.0
-"""How long a stream is watched. The plugin reopens an ended stream after 1 to 2 s."""
+"""How long to watch a device stream. The node plugin reopens an ended stream after 1 to 2 s."""
 
 
 DROPPED_SECONDS = 10.0
-"""The time limit from the deletion of the slices to those of the fallback."""
+"""Time limit from the deletion of the slices until the slices with the fallback are published."""
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 COMMON_FIELDS = frozenset(
     {"name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations", "taints"}
 )
-"""Fields of devices that all supported releases have, some behind feature gates."""
+"""Device fields that all supported Kubernetes releases have, some behind feature gates."""
 
 
 @rule(
@@ -123,10 +123,11 @@ async def dropped_fields(kit: Kit) -> None:
     kit.api.dropped_device_fields |= fields
     for body in kit.slices():
         kit.api.remove(f"{SLICES}/{body['metadata']['name']}")
-    # The node plugin creates deleted slices again.
+    # The node plugin recreates deleted slices.
     known = await within(DROPPED_SECONDS, lambda: bool(kit.slices()) and not _used(kit, fields))
     affected = sum(bool(fields & device.body.keys()) for device in devices)
-    await within(EVENT_SECONDS, lambda: len(_rejected(kit)) >= affected)  # one Event per device
+    # The node plugin emits one Event per device.
+    await within(EVENT_SECONDS, lambda: len(_rejected(kit)) >= affected)
     if rejected := _rejected(kit):
         kit.fail(
             f"{len(rejected)} devices are not published, and there is no fallback; the first: "
@@ -182,7 +183,7 @@ def _difference(before: Sequence[PublishedDevice], after: Sequence[PublishedDevi
 
 
 def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Name the first key whose value differs."""
+    """Return the first key whose value differs."""
     names = sorted(earlier.keys() | now.keys())
     return next((name for name in names if earlier.get(name) != now.get(name)), None)
 
@@ -209,7 +210,8 @@ async def stream_stays_open(kit: Kit) -> None:
 
 
 async def _settled(kit: Kit) -> list[PublishedDevice]:
-    """Return the devices after the slices are stable, because they may change after a start."""
+    """Return the devices once the slices no longer change. They may change shortly after the
+    start."""
     before = None
     for _ in range(20):
         now = (await kit.devices(), kit.slice_writes())
@@ -221,7 +223,7 @@ async def _settled(kit: Kit) -> list[PublishedDevice]:
 
 
 async def _restarted(kit: Kit) -> list[PublishedDevice]:
-    """Restart the node plugin, and return the devices that it publishes then."""
+    """Restart the node plugin, and return the devices that it then publishes."""
     await kit.restart()
     await asyncio.sleep(LISTED_SECONDS)
     return await kit.devices()

@@ -1,5 +1,6 @@
 """
-Devices that several claims use at the same time, as shares of the capacity or with admin access.
+Sharing: several claims use a device at the same time, as shares of its capacity or with admin
+access.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from drakit.testing.conformance.rules import rule, steps
     "a claim with admin access does not affect the claim that holds the device",
     why="Monitoring pods use adminAccess to get a device that another pod uses. Preparing and "
     "unpreparing their claims must not affect the claim that holds the device.",
-    kinds=("python", "backend"),  # a device plugin can only allocate, so such claims are rejected
+    # A device plugin can only allocate whole devices, so such claims are rejected.
+    kinds=("python", "backend"),
 )
 async def admin_access(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

@@ -1,5 +1,5 @@
 """
-The status of claims: the information about prepared devices for users and controllers.
+Claim status: information about prepared devices for users and controllers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 WRITE_SECONDS = 2.0
-"""The node plugin writes a status within milliseconds after its response."""
+"""Time limit for a status write. The node plugin normally writes the status within milliseconds
+after its response."""
 
 
 @rule(
@@ -45,8 +46,8 @@ async def claim_status(kit: Kit) -> None:
 
 
 async def _entries(kit: Kit, claim: ClaimUnderTest) -> Mapping[str, Mapping[str, Any]]:
-    """Wait for the entries of the driver. Return them, keyed by device. The result is empty if
-    there are none."""
+    """Wait for the driver's status entries, and return them, keyed by device. Empty if there are
+    none."""
     until = asyncio.get_running_loop().time() + WRITE_SECONDS
     while True:
         stored: Any = kit.api.object(_path(claim)) or {}

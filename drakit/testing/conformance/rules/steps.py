@@ -1,9 +1,9 @@
 """
-Steps of rules: devices to try, claims for them, and calls that must succeed.
+Common steps of rules: choosing devices, storing claims, and making calls that must succeed.
 
-A rule begins with a step that another rule covers (a plain claim is prepared). If that fails, the
-rule is skipped with the reason, because each fault of a driver should be reported only once. After
-that, any problem fails the rule.
+A rule begins with a step that another rule covers: preparing a plain claim. If that step fails, the
+rule is skipped with the reason, because each driver fault should be reported only once. Any later
+problem fails the rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from drakit.testing.conformance.targets import PythonTarget, Target
 ResultT = TypeVar("ResultT")
 
 GROUP = "drakit.drivers"
-"""The group of entry points for drivers."""
+"""The entry point group for drivers."""
 
 STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is unavailable."""
@@ -61,8 +61,9 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     """
     Return devices that claims can use at the same time, or skip the rule.
 
-    Excludes devices with taints, and all but one of the partitions of one piece of hardware. All of
-    them are either devices for a single claim or, if there are none, devices that claims share.
+    Tainted devices are excluded, and so are all but one of the partitions of each piece of
+    hardware. The result consists of devices for a single claim or, if there are none, of shareable
+    devices.
     """
     found = _apart(untainted(await kit.devices(at_least=at_least)))
     alone = [device for device in found if not device.allow_multiple]
@@ -77,7 +78,7 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
 
 
 def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Return the devices that a scheduler would give to new pods."""
+    """Return the devices that a scheduler would allocate to new pods."""
     return [
         device
         for device in devices
@@ -86,7 +87,7 @@ def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Leave out devices that consume from the same counter set as another one."""
+    """Exclude devices that consume from the same counter set as an earlier device."""
     taken: set[tuple[str, str]] = set()
     found: list[PublishedDevice] = []
     for device in devices:
@@ -99,12 +100,13 @@ def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
-    """Name the devices whose driver is unavailable for the scheduler."""
+    """Return the names of the devices whose taint shows that their driver is unavailable."""
     return [d.name for d in devices if any(taint.get("key") == STOPPED for taint in d.taints)]
 
 
 def stop_reasons(log: str) -> list[str]:
-    """Return the reasons why the driver has stopped, from a part of the node plugin's log."""
+    """Return the reasons why the driver has stopped, read from an excerpt of the node plugin's
+    log."""
     return [match["reason"] for match in _STOP.finditer(log)]
 
 
@@ -112,8 +114,8 @@ def stop_reasons(log: str) -> list[str]:
 
 
 def class_of(target: Target) -> type[object] | None:
-    """Return the class of a Python driver, or None for other targets. Raises ConformanceError if
-    this process cannot load it, although the node plugin could."""
+    """Return the driver class of a Python target, or None for other targets. Raises
+    ConformanceError if this process cannot load it, although the node plugin could."""
     if not isinstance(target, PythonTarget):
         return None
     try:
@@ -135,7 +137,7 @@ def _loaded(reference: str) -> object:
 
 
 async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare one claim. Return the response."""
+    """Prepare one claim, and return its result."""
     answers = await kit.prepare(claim)
     if claim.uid not in answers:
         kit.fail(
@@ -145,8 +147,8 @@ async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare a plain claim as the first step. Skip the rule if that fails, or if the result names
-    paths that do not exist, because the rule does not cover them."""
+    """Prepare a plain claim as the first step. Skip the rule if that fails, or if the edits contain
+    paths that do not exist: other rules cover both."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.skip(f"the driver prepares no claim (see the rule prepare): {answer.error}")
@@ -155,7 +157,8 @@ async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
-    """Skip the rule if a claim that was just prepared names paths that do not exist on the host."""
+    """Skip the rule if the edits of a claim that was just prepared contain paths that do not exist
+    on the host."""
     if missing := missing_paths(edits_of(kit, claim)):
         kit.skip(
             f"the edits of a claim name {missing[0]}, which does not exist on the host (see the "
@@ -179,7 +182,7 @@ class Held:
     answer: PrepareResult
     edits: Mapping[str, Any]
     who: str
-    """The claim, as the subject of a sentence."""
+    """How failure messages refer to the claim, at the start of a sentence."""
 
     async def prepare_again(self, *, when: str) -> None:
         """Prepare the claim again. Fail the rule if the response or the edits differ."""
@@ -188,7 +191,7 @@ class Held:
             self.kit.fail(f"{when} {self.who} got a different response")
 
     def expect_paths(self, event: str) -> None:
-        """Fail the rule if an event has removed a host path in the edits."""
+        """Fail the rule if a host path in the edits no longer exists after an event."""
         if missing := missing_paths(self.edits):
             self.kit.fail(f"{event} removed {missing[0]}, which {self.who} needs")
 
@@ -196,7 +199,8 @@ class Held:
 async def hold(
     kit: Kit, claim: ClaimUnderTest, *, who: str = "a prepared claim", when: str = ""
 ) -> Held:
-    """Prepare a claim like :func:`prepared`, or with `when` like :func:`must_prepare`."""
+    """Prepare a claim, as :func:`prepared` does or, if `when` is set, as :func:`must_prepare`
+    does."""
     answer = await (must_prepare(kit, claim, when=when) if when else prepared(kit, claim))
     return Held(kit=kit, claim=claim, answer=answer, edits=edits_of(kit, claim), who=who)
 
@@ -219,7 +223,7 @@ async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
 
 
 def check_sentence(kit: Kit, error: str, what: str) -> None:
-    """Fail the rule if the error of a claim is not a sentence for the user."""
+    """Fail the rule if a claim's error is not a user-friendly sentence."""
     for pattern, name in _NO_SENTENCE:
         if pattern.search(error):
             kit.fail(
@@ -243,21 +247,22 @@ async def going_on(work: Coroutine[Any, Any, ResultT]) -> AsyncGenerator[asyncio
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
+            task.exception()  # retrieve the exception, so that asyncio does not log it
 
 
 async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
-    """Fail the rule if a new claim cannot use the devices now. Leaves nothing prepared."""
+    """Fail the rule if a new claim cannot use the devices. Leaves no claim prepared."""
     claim = kit.claim(*devices)
     await must_prepare(kit, claim, when=f"{when}, for the device's next pod,")
     await must_unprepare(kit, claim, when=f"{when}, after the next pod ended,")
 
 
-# ------------------------------------------------------------ edits of containers
+# ------------------------------------------------------------ container edits
 
 
 def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
-    """Return the CDI edits of all devices of a claim. Edits without an order are sorted."""
+    """Return the CDI edits of all devices of a claim. Lists whose order does not matter are
+    sorted."""
     edits = kit.edits(claim)
     if "env" in edits:
         edits["env"] = sorted(edits["env"], key=str)
@@ -265,7 +270,7 @@ def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
 
 
 def host_paths(edits: Mapping[str, Any]) -> dict[str, str]:
-    """Return the host paths that CDI edits name, and the purpose of each."""
+    """Return the host paths in CDI edits, each with its purpose."""
     found: dict[str, str] = {}
     for mount in edits.get("mounts") or ():
         path = str(mount.get("hostPath", ""))

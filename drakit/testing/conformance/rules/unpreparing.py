@@ -1,8 +1,8 @@
 """
-Unpreparing: it always succeeds, whatever has happened to the claim, the driver and the node since
-the prepare, and even if a device vanishes while the driver runs.
+Unpreparing always succeeds, whatever has happened to the claim, the driver and the node since the
+prepare, and even if a device vanishes while the driver runs.
 
-Does not depend on container edits, or on taints other than that of such a device.
+Does not depend on container edits, or on taints other than the one for a vanished device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from drakit.testing.conformance.rules import rule, steps
 async def unprepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
-    for _ in range(2):  # a pod that is created again uses the same claim
+    for _ in range(2):  # a recreated pod uses the same claim
         await steps.prepared(kit, claim)
         await steps.must_unprepare(kit, claim, when="after its pod ended,")
         if kit.spec(claim) is not None:
@@ -46,7 +46,7 @@ async def unprepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     await steps.prepared(kit, claim)
-    # The driver undoes its part, then the node plugin fails in its own part, so both are called
+    # The driver undoes its part, then the node plugin fails in its own part, so both have to run
     # again.
     obstacles = [_obstruct(path) for path in kit.cdi.glob(f"*{claim.uid}*.json")]
     error = (await kit.unprepare(claim)).get(claim.uid)
@@ -61,10 +61,10 @@ async def unprepare_again(kit: Kit) -> None:
 
 
 def _obstruct(path: Path) -> Path:
-    """Replace a file with something that cannot be removed as a file."""
+    """Replace a file with a directory that cannot be removed as a file."""
     while path.is_file():
         path.unlink()
-        # The node plugin restores missing files, perhaps at this moment.
+        # The node plugin restores missing files, and may do so at this moment.
         with contextlib.suppress(FileExistsError):
             path.mkdir()
     (path / "obstacle").touch()
@@ -229,11 +229,11 @@ CLAIMS = 8
 """The number of concurrent claims."""
 
 GONE_SECONDS = 15.0
-"""The time limit from the removal of a device to its taint. A driver may poll."""
+"""Time limit from the removal of a device until it is tainted. A driver may poll for devices."""
 
 RELEASED_SECONDS = 5.0
-"""The time limit from the unprepare of its claim until the device is unpublished. The node plugin
-checks every second."""
+"""Time limit from the unprepare of the claim until the vanished device is unpublished. The node
+plugin checks every second."""
 
 
 @rule(
