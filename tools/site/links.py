@@ -1,5 +1,5 @@
 """
-Finds the links in Markdown pages, and their targets.
+Finds the links in Markdown pages, their targets, and the anchors of headings.
 
 A page of docs/ is read in two places: in the repository and on the site. It links to files with
 relative paths, which work in the repository. :mod:`.source` rewrites them for the site.
@@ -9,6 +9,7 @@ Does not depend on Zensical or HTML.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
@@ -21,6 +22,10 @@ _TOKEN = re.compile(
     r"|\s(?:href|src)=\"(?P<html>[^\"]+)\"",
     re.DOTALL | re.MULTILINE,
 )
+
+_HEADING = re.compile(r"^#+ (?P<title>.+?)(?: \{ *#(?P<id>[\w.-]+) *\})?$", re.MULTILINE)
+_LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_ID = re.compile(r"\sid=\"([^\"]+)\"")
 
 
 def _prose(text: str) -> Iterator[tuple[int, str, bool]]:
@@ -63,6 +68,24 @@ def replace_links(text: str, replacement: Callable[[str], str]) -> str:
         result += text[position:start] + replacement(text[start:end])
         position = end
     return result + text[position:]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page: of its headings, as Python-Markdown names them, and of its
+    HTML."""
+    found: set[str] = set()
+    for _, part, prose in _prose(text):
+        if not prose:
+            continue
+        found.update(_ID.findall(part))
+        for heading in _HEADING.finditer(part):
+            words = re.sub(r"[^\w\s-]", "", _LINKED.sub(r"\1", heading["title"])).strip().lower()
+            name = heading["id"] or re.sub(r"[-\s]+", "-", words)
+            same = (f"{name}_{number}" for number in itertools.count(1))
+            found.add(
+                name if name not in found else next(each for each in same if each not in found)
+            )
+    return found
 
 
 def is_external(target: str) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from tools.site.links import find_links, is_external, replace_links
+from tools.site.links import anchors, find_links, is_external, replace_links
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs"
@@ -92,7 +92,7 @@ def check_nav(root: Path = ROOT) -> list[str]:
 
 
 def check_links(root: Path = ROOT) -> list[str]:
-    """Return the broken links. Zensical checks only those between pages."""
+    """Return the broken links."""
     faults = []
     files = [*root.glob("*.md"), *(f for name in LINKING for f in (root / name).rglob("*.md"))]
     for file in sorted(files):
@@ -104,16 +104,18 @@ def check_links(root: Path = ROOT) -> list[str]:
 
 
 def _link_fault(file: Path, target: str, root: Path) -> str | None:
-    path = target.partition("#")[0]
-    if is_external(target) or not path:
+    if is_external(target):
         return None
-    found = (file.parent / path).resolve()
+    path, _, anchor = target.partition("#")
+    found = (file.parent / path).resolve() if path else file
     if path.startswith("/") or not found.is_relative_to(root):
         return f"{target} is outside the repository: write a relative path"
     if not found.exists():
         return f"{target} does not exist"
     if found.is_dir() and found.is_relative_to(root / DOCS):
         return f"{target} is a folder: link to a page of it"
+    if anchor and found.suffix == ".md" and anchor not in anchors(found.read_text()):
+        return f"{target}: the page does not have this heading"
     return None
 
 

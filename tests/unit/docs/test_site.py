@@ -36,11 +36,14 @@ def repository(tmp_path):
         (tmp_path / name).write_text(text)
 
     write("mkdocs.yml", NAV)
-    write("docs/index.md", "# Home\n\n[first](start/first.md#a) ![p](pictures/p.svg)\n")
+    write(
+        "docs/index.md", "# Home\n\n[first](start/first.md#a) ![p](pictures/p.svg)\n\n## `Home`\n"
+    )
     write("docs/pictures/p.svg", "<svg/>")
     write(
         "docs/start/first.md",
-        "# First\n\n[pod](../../examples/pod.yaml) [all](../../examples)\n\n<!-- changes -->\n",
+        "# First { #a }\n\n"
+        "[pod](../../examples/pod.yaml) [all](../../examples)\n\n<!-- changes -->\n",
     )
     write("examples/pod.yaml", "kind: Pod\n")
     write("examples/README.md", "[how](../docs/index.md) [pod](pod.yaml)\n")
@@ -78,11 +81,15 @@ def test_a_file_outside_docs_becomes_a_page_of_the_site(repository):
         pytest.param("../../gone.yaml", "does not exist", id="missing-file"),
         pytest.param("../../../../etc/passwd", "outside the repository", id="outside"),
         pytest.param("../pictures", "is a folder", id="folder-of-docs"),
-        pytest.param("#anchor", None, id="anchor"),
+        pytest.param("#first", None, id="anchor"),
+        pytest.param("#the-x", "does not have this heading", id="missing-anchor"),
+        pytest.param("../index.md#home_1", None, id="anchor-of-the-second-heading"),
+        pytest.param("../index.md#home_2", "does not have this heading", id="no-third-heading"),
     ],
 )
 def test_a_link_of_a_page_is_checked_with_its_line(repository, link, fault):
-    (repository / "docs/start/first.md").write_text(f"# First\n\n[x]({link})\n")
+    text = f"# First\n\n[x]({link})\n\n## A {{ #a }}\n\n```\n# The x\n```\n"
+    (repository / "docs/start/first.md").write_text(text)
     faults = check_links(repository)
     if fault is None:
         assert faults == []
