@@ -1,5 +1,6 @@
 """
-Escapes control characters in untrusted text, because they can forge lines or manipulate a terminal.
+Escapes control characters in untrusted text, because they can forge log lines or manipulate a
+terminal.
 
 Logs, Events, reports and the output of all command lines use :func:`escaped`.
 """
@@ -21,10 +22,10 @@ def plural(number: int, word: str) -> str:
 def escaped(text: str, *, keep: str = "") -> str:
     r"""
     Escape unprintable characters except those in `keep`: C0 and C1 controls, DEL, bidirectional
-    overrides, line separators, and surrogates, which no stream can encode.
+    overrides, line separators, and surrogates, which cannot be encoded.
 
-    The escapes are those of JSON (``\u001b``), so that the result of a JSON document is the same
-    document.
+    The escapes are JSON escapes (``\u001b``), so escaping a JSON document does not change its
+    meaning.
     """
     if text.isprintable():
         return text
@@ -35,13 +36,13 @@ class EscapedStream:
     """
     A text stream that escapes its output, except newlines and tabs.
 
-    The stream does not have a file descriptor, so that libraries that look for a terminal do not
-    write colors to it, which would be escaped.
+    The stream does not have a file descriptor, so libraries that check for a terminal do not write
+    color codes, which would be escaped.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.unescaped = stream
-        """The underlying stream, for colors."""
+        """The underlying stream, for writing color codes."""
 
     def write(self, text: str) -> int:
         """Write text with its control characters escaped."""
@@ -58,6 +59,6 @@ class EscapedStream:
 
 @contextmanager
 def escaped_streams() -> Generator[None]:
-    """Escape the output of the block, or of the decorated function, to stdout and stderr."""
+    """Escape everything that the block, or the decorated function, writes to stdout and stderr."""
     with redirect_stdout(EscapedStream(sys.stdout)), redirect_stderr(EscapedStream(sys.stderr)):
         yield

@@ -71,7 +71,7 @@ def conformance_tests(
     )
     def test_conformance(rule: Rule) -> None:
         nonlocal unusable
-        # Only one test waits for a driver that does not start.
+        # Only the first test waits for a driver that does not start.
         if unusable is None:
             result = asyncio.run(check_rule(tested, rule))
             unusable = result if result.unusable else None

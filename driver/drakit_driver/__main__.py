@@ -1,5 +1,5 @@
 """
-``drakit-driver``: reads arguments and the environment, and serves a driver's class to the node
+``drakit-driver``: reads arguments and the environment, and serves a driver class to the node
 plugin, or to the kubelet as a device plugin.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
             file="--config" if file is None else str(file),
         )
         if arguments.device_plugin:
-            # Import lazily, so that a backend does not load it.
+            # Import lazily, so that a backend does not load this module.
             from drakit_driver.device_plugin import DevicePluginServer
 
             options = _device_plugin_options(arguments)
@@ -110,7 +110,7 @@ def _user(text: str) -> int:
 
 
 def parser() -> ProgramParser:
-    """Return the parser of the command line."""
+    """Return the command line parser."""
     made = ProgramParser(
         prog="drakit-driver",
         description="Serves a Python driver from its own process: to the node plugin as a backend "

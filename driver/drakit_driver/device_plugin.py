@@ -124,14 +124,14 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 ALLOCATE_SECONDS = 60.0
-"""Time limit for Allocate. The kubelet does not limit the call, but admits no other pod during the
+"""Time limit for Allocate. The kubelet does not set a deadline, but admits no other pod during the
 call."""
 
 LIST_SECONDS = 0.2
-"""Minimum time between two lists of devices, so that changes in quick succession cause one list."""
+"""Minimum time between two device lists, so that changes in quick succession result in one list."""
 
 POLL_SECONDS = 1.0
-"""Time between two checks that the sockets are in their places."""
+"""How often to check that the sockets still exist and are the same."""
 
 WATCH_SECONDS = 5.0
 """How long the plugin waits for the kubelet to list the devices before it registers again."""
@@ -140,10 +140,11 @@ REGISTER_SECONDS = 15.0
 """Time limit for a registration. The kubelet connects to the device plugin first, within 10 s."""
 
 RETRY_SECONDS = (1.0, 30.0)
-"""Initial and maximum delay between two attempts to register. The delay doubles."""
+"""Initial and maximum delay between two registration attempts. The delay doubles after each
+failure."""
 
 STOP_SECONDS = 1.0
-"""Grace period for calls in flight during a stop."""
+"""Grace period for calls in flight when the server stops."""
 
 # ---------------------------------------------------------------- state
 
@@ -157,13 +158,13 @@ class DeviceState:
         """Set when the driver has listed its devices for the first time."""
 
         self.change = asyncio.Event()
-        """Set at the next change to any device. A new event then replaces it."""
+        """Set at the next change to any device, and then replaced by a new event."""
 
         self._driver = driver
         self._options = options
         self._devices = PluginDevices()
         self.stop_reason: str | None = None
-        """The reason why the driver is stopped. None while it runs."""
+        """The reason why the driver is stopped. None while it is running."""
 
         self._unhealthy: dict[DeviceKey, str] = {}
 
@@ -172,7 +173,7 @@ class DeviceState:
         return self._devices.by_resource.get(resource, {})
 
     def message(self, resource: str) -> pb.ListAndWatchResponse:
-        """Return the list of a resource's devices."""
+        """Return the ListAndWatch response with the devices of a resource."""
         devices = self.devices(resource).values()
         return pb.ListAndWatchResponse(devices=[self._message_of(each) for each in devices])
 
@@ -192,7 +193,7 @@ class DeviceState:
         self.change.set()
         self.change = asyncio.Event()
 
-    # ------------------------------------------------------------ reports of the driver
+    # ------------------------------------------------------------ driver reports
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """Implement :meth:`.EndpointListener.replaced`."""
@@ -245,7 +246,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     def __init__(self, resource: str, *, state: DeviceState, calls: ContainerCalls) -> None:
         self.streams = 0
-        """The number of open streams of devices."""
+        """The number of open ListAndWatch streams."""
 
         self._resource = resource
         self._state = state
@@ -253,7 +254,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     @property
     def options(self) -> pb.DevicePluginOptions:
-        """The optional calls that the kubelet makes."""
+        """The optional calls that the kubelet must make."""
         return pb.DevicePluginOptions(
             pre_start_required=self._calls.side_effects,
             get_preferred_allocation_available=True,
@@ -359,11 +360,11 @@ class ContainerCalls:
 
     async def prepare(self, devices: Sequence[PluginDevice], *, is_new: bool) -> list[Edits]:
         """
-        Prepare the devices of a container, and return their edits. If the container `is_new`, first
-        undo the effects of the previous container.
+        Prepare the devices of a container, and return their edits. If `is_new` is set, first undo
+        the effects of the previous container.
 
         Raises :class:`DeviceFailedError` and TimeoutError. The next call for a device waits until
-        this one has ended, even if its caller does not.
+        this one has ended, even if this caller stops waiting.
         """
         claims = [AllocatedClaim(claim=each.claim, devices=(each.allocated,)) for each in devices]
 
@@ -416,10 +417,11 @@ class ResourceServer:
     """
     Serves one resource on a socket in the kubelet's directory, and keeps it registered.
 
-    A kubelet that starts removes all sockets from the directory, and forgets its device plugins. So
-    the resource is registered again if either socket was replaced, or if the kubelet does not list
-    the devices. If another process has replaced our socket, such as the next pod during an update,
-    that process serves the resource, and this one waits until that process ends.
+    A kubelet that starts removes all sockets from the directory, and forgets its device plugins.
+    Therefore, the resource is registered again if either socket was replaced, or if the kubelet
+    does not list the devices. If another process, such as the next pod during an update, has
+    replaced this server's socket, that process serves the resource, and this server waits until
+    that process ends.
     """
 
     def __init__(
@@ -433,14 +435,14 @@ class ResourceServer:
         self._server: grpc.aio.Server | None = None
         self._socket: ServerSocket | None = None
         self._registered: tuple[int, ...] | None = None
-        """The kubelet's socket at the last registration."""
+        """The identity of the kubelet's socket at the last registration."""
 
         self._refused: tuple[int, ...] | None = None
-        """The kubelet's socket at the last failure. If the kubelet has a different socket,
-        registration is retried immediately."""
+        """The identity of the kubelet's socket at the last failed registration. If the kubelet's
+        socket is now a different one, registration is retried immediately."""
 
         self._due_at = 0.0
-        """The time of the next attempt to register, on the loop's clock."""
+        """The time of the next registration attempt (loop clock)."""
 
         self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._problem: str | None = None
@@ -468,7 +470,8 @@ class ResourceServer:
             await self._stop()
 
     async def _check(self) -> str | None:
-        """Serve and register if that is due. Return the reason if that is currently impossible."""
+        """Serve the resource, and register it if that is due. If either is currently impossible,
+        return the reason."""
         if self._socket is not None and not await asyncio.to_thread(self._socket.is_in_place):
             if await asyncio.to_thread(_is_served, self._path):
                 return f"another process serves {self._path}"
@@ -517,7 +520,8 @@ class ResourceServer:
             resource_name=self._resource,
             options=self._service.options,
         )
-        # By default, Python's client sends the escaped path as authority, which Go servers reject.
+        # By default, the Python client sends the escaped path as the authority, which Go servers
+        # reject.
         options = [("grpc.default_authority", "localhost")]
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             stub = pb_grpc.RegistrationStub(channel)
@@ -544,7 +548,8 @@ class DevicePluginServer:
 
     def __init__(self, driver: LoadedDriver, *, node: str, options: DevicePluginOptions) -> None:
         """Create the server. Call this in the event loop of the server. Raises
-        :class:`SettingsError` if a device plugin does not support a requirement of the driver."""
+        :class:`SettingsError` if the driver needs a feature that a device plugin does not
+        support."""
         check_supported(driver.name, driver.traits, options)
         self._driver = driver
         self._resources = [each.name for each in options.resources]
@@ -584,7 +589,7 @@ class DevicePluginServer:
     async def _serve(self, resource: str) -> None:
         path = socket_path(self._directory, resource)
         assert path is not None, "it was checked"
-        # Wait for the list, because the resource must not be registered without devices.
+        # Wait for the first list, because the resource must not be registered without devices.
         await self._state.listed.wait()
         service = DevicePluginService(resource, state=self._state, calls=self._calls)
         server = ResourceServer(resource, path, service, self.monitor)

@@ -1,9 +1,10 @@
 """
-Converts a driver's reports and results to messages of the backend contract, and requests to values.
+Converts a driver's reports and results to backend contract messages, and requests to the library's
+data types.
 
 :mod:`drakit_nodeplugin.endpoints.backend.convert` is the counterpart;
-:mod:`drakit_driver.runtime.backend` converts the values for both. Malformed devices are rejected,
-by the rules of the node plugin, before they become messages.
+:mod:`drakit_driver.runtime.backend` converts individual values for both. Malformed devices are
+rejected by the node plugin's rules before they are converted.
 
 Does not depend on gRPC or sockets.
 """
@@ -43,7 +44,8 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 def add_malformed(
     message: pb.WatchDevicesResponse, thing: Device | CounterSet, problems: Sequence[str]
 ) -> pb.RejectedDevice:
-    """Reject a device or counter set. The device still exists, so pods that use it remain."""
+    """Reject a device or counter set. The device still exists, so it is marked as withdrawn, and
+    pods that use it keep running."""
     rejected = pb.RejectedDevice(
         device=_text(shown_place(thing.pool, thing.name)),
         reason="Invalid",
@@ -89,7 +91,8 @@ def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
 
 
 def _text(given: str) -> str:
-    """Return a string that is valid in a message, because a file name need not be UTF-8."""
+    """Return the string in a form that is valid in a message. A string from a file name may not be
+    valid UTF-8."""
     return given.encode(errors="backslashreplace").decode()
 
 
@@ -108,8 +111,8 @@ def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
 def policies_of(
     messages: Iterable[pb.Policy], kind: type[DevicePolicy]
 ) -> tuple[dict[str, Policy[Any]], list[pb.InvalidPolicy]]:
-    """Check the policies of a call. Return the valid policies, keyed by name, and the others with
-    their problems. Runs the vendor's code, and may block."""
+    """Validate the policies of a call. Return the valid policies, keyed by name, and the problems
+    of the others. Runs vendor code, and may block."""
     policies: dict[str, Policy[Any]] = {}
     invalid: list[pb.InvalidPolicy] = []
     for message in messages:
@@ -127,7 +130,7 @@ def policies_of(
 
 
 def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
-    """Convert a message about held devices to the claims that hold each device."""
+    """Convert messages about claims to the claims that hold each device."""
     held: dict[str, dict[ClaimReference, HeldDevice]] = {}
     for message in messages:
         claim = value_of(message, ClaimReference)
@@ -192,7 +195,7 @@ def prepared_message(uid: str, answer: Sequence[PreparedDevice] | CallError) -> 
     except (TypeError, ValueError, AttributeError) as error:
         text = f"the result cannot be used: it has a value of a wrong type: {error}"
         return pb.PreparedClaim(uid=uid, error=text)
-    # Most drivers return only edits. Empty messages would add useless counting and parsing.
+    # Most drivers return only edits, and sending empty messages would cost size and parsing time.
     has_more = any(device.ByteSize() for device in devices)
     return pb.PreparedClaim(uid=uid, edits=edits, devices=devices if has_more else ())
 

@@ -1,7 +1,7 @@
 """
 A driver's devices and edits, in the form in which a device plugin passes them to the kubelet.
 
-:mod:`.device_plugin` states the rules, and serves the result.
+:mod:`.device_plugin` documents the rules, and serves the result.
 
 Does not depend on gRPC, sockets or health.
 """
@@ -41,8 +41,8 @@ from drakit_formats.resource.limits import extended_resource_problem
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 NAMESPACE = "device-plugin"
-"""The namespace of the claims that drivers get. No real namespace has claims for this driver's
-devices."""
+"""The namespace of the synthetic claims that drivers get. No real claim in a namespace of this name
+refers to the driver's devices."""
 
 _PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", "nosuid", "nodev"})
 """Mount options that the kubelet passes on, that it implies, or that it may drop."""
@@ -56,10 +56,11 @@ class Resource:
     """A resource, and the rule that selects its devices."""
 
     name: str
-    """The name in a container's ``resources.limits``."""
+    """The resource name, as in a container's ``resources.limits``."""
 
     attribute: str = ""
-    """The attribute that selects its devices. If empty, all devices belong to the resource."""
+    """The attribute that selects the resource's devices. If empty, all devices belong to the
+    resource."""
 
     value: str = ""
 
@@ -79,7 +80,7 @@ def _in_words(value: object) -> str:
 
 
 def resource_of(text: str) -> Resource:
-    """Parse a ``--resource`` option. Raises ValueError with a sentence."""
+    """Parse a ``--resource`` option. Raises ValueError with a message for users."""
     name, colon, selector = text.partition(":")
     attribute, equals, value = selector.partition("=")
     if problem := extended_resource_problem(name):
@@ -98,18 +99,19 @@ class DevicePluginOptions:
 
     resources: tuple[Resource, ...]
     shares: int | None = None
-    """The maximum number of shares of a device. If None, only the device's capacity limits it."""
+    """Maximum number of shares per device. If None, only the device's capacity limits the
+    number."""
 
     unprepare_late: bool = False
-    """Whether to undo the effects of a prepare before the next one."""
+    """Whether to undo the effects of a prepare only before the next prepare of the device."""
 
     directory: Path = Path("/var/lib/kubelet/device-plugins")
     """The kubelet's directory for device plugins."""
 
 
 def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOptions) -> None:
-    """Raise :class:`SettingsError` if a device plugin does not support a requirement of a
-    driver."""
+    """Raise :class:`SettingsError` if a driver needs a feature that a device plugin does not
+    support."""
     name = f"driver {driver} cannot be a device plugin:"
     if traits.policies is not None:
         raise SettingsError(
@@ -168,16 +170,16 @@ def socket_path(directory: Path, resource: str) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PluginDevice:
-    """A device for the kubelet: a device of the driver, or a share of one."""
+    """A device as the kubelet sees it: one of the driver's devices, or a share of one."""
 
     id: str
     device: Device
     allocated: AllocatedDevice
-    """The device in the form that `prepare` receives."""
+    """The device as passed to `prepare`."""
 
     claim: ClaimReference
     order: tuple[int, int]
-    """The number of the share, and the index of the device."""
+    """The number of the share and the index of the device, for sorting."""
 
     @property
     def key(self) -> DeviceKey:
@@ -203,8 +205,8 @@ def plugin_devices(
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []
     if inventory.fallback is not None and any(map(_needs_fallback, given)):
-        # Devices that the kubelet cannot support are replaced by the fallback; malformed devices
-        # are rejected anyway.
+        # Only devices that the kubelet cannot support make the fallback necessary. Malformed
+        # devices are rejected in either case.
         problems += [
             _unlisted(each, f"is invalid: {why}") for each in given if (why := _wrong(each))
         ]
@@ -224,7 +226,8 @@ def plugin_devices(
         except _UnlistedError as error:
             problems.append(_unlisted(device, str(error)))
             continue
-        except Exception as error:  # a driver creates these objects, so any value can be malformed
+        # The driver creates these objects, so any value can be malformed.
+        except Exception as error:
             why = f"cannot be checked ({type(error).__name__}: {str(error)[:200]})"
             problems.append(_unlisted(device, why))
             continue
@@ -247,7 +250,8 @@ def _needs_fallback(device: Device) -> bool:
 
 
 class _UnlistedError(Exception):
-    """A device that cannot be listed. The message follows the device's name in a sentence."""
+    """A device cannot be listed. The message continues a sentence that begins with the device
+    name."""
 
 
 def _placed(device: Device, options: DevicePluginOptions) -> tuple[DeviceKey, str, int]:
@@ -291,7 +295,7 @@ def _of_device(
 
 def device_problem(device: Device) -> str | None:
     """Return the reason why a device cannot be listed, or None."""
-    if problem := _wrong(device):  # the rule is the same as for DRA
+    if problem := _wrong(device):  # the same rules as for DRA
         return f"is invalid: {problem}"
     if device.consumes:
         return (
@@ -328,7 +332,7 @@ def _share_count(device: Device, limit: int | None) -> int:
 
 
 def _amounts(capacity: str | Capacity) -> tuple[str, str]:
-    """Return the total of a capacity, and the amount that a share consumes by default."""
+    """Return the total amount of a capacity, and the amount that a share consumes by default."""
     if isinstance(capacity, Capacity):
         return capacity.value, capacity.default or capacity.value
     return capacity, capacity
@@ -341,8 +345,8 @@ def preferred(
     required: Collection[str],
     size: int,
 ) -> list[str]:
-    """Return the IDs that a container should get: first those that it must have, then others in the
-    driver's order. If possible, they are shares of different devices."""
+    """Return the IDs to allocate to a container: first the required ones, then others in the
+    driver's order. Shares of different devices are preferred."""
     chosen = list(required)
     known = [devices[each] for each in available if each in devices and each not in chosen]
     taken: dict[DeviceKey, int] = defaultdict(int)

@@ -1,10 +1,10 @@
 """
-Probes and metrics of a driver's own process, on one port. The readiness probe succeeds while a node
-plugin, or the kubelet, has the driver's devices.
+Probes and metrics of a driver's own process, served on one port. The readiness probe succeeds while
+a node plugin or the kubelet has the driver's devices.
 
-:class:`Monitor` wraps a service for gRPC. It counts calls and streams, limits the streams, and
-tracks connections. The metrics have the same names as in the Go module. The code does not use
-prometheus-client, because that would use memory in every driver.
+:class:`Monitor` wraps a gRPC service. It counts calls and streams, limits the number of streams,
+and tracks connections. The metrics have the same names as in the Go module. The module does not use
+prometheus-client, which would use additional memory in every driver.
 
 Does not depend on the service.
 """
@@ -32,16 +32,16 @@ from drakit_driver.runtime.contract import CALL_SECONDS
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 4
-"""Maximum number of streams per method: two node plugins, and the successor of each."""
+"""Maximum number of streams per method: one each for two node plugins and their successors."""
 
 CONNECT_SECONDS = 10.0
-"""How long a connection must be missing before that is logged. A node plugin looks for drivers once
+"""How long a connection must be missing before this is logged. A node plugin looks for drivers once
 a second."""
 
 POLL_SECONDS = 1.0
 
 BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0)
-"""Upper bounds of the histogram of calls, in seconds."""
+"""Upper bounds of the call duration histogram, in seconds."""
 
 ServiceT = TypeVar("ServiceT")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -49,7 +49,7 @@ _Method = Callable[[Any, _Context], Any]
 
 
 class Monitor:
-    """The calls and streams of one service, or of several."""
+    """Counts the calls and streams of one or more services."""
 
     def __init__(self, *, max_streams: int = MAX_STREAMS) -> None:
         """Create a monitor. `max_streams` is the maximum number of open streams per method."""
@@ -72,7 +72,7 @@ class Monitor:
         return cast("ServiceT", _Monitored(service, self))
 
     async def call(self, name: str, method: _Method, request: Any, context: _Context) -> Any:
-        """Count a call."""
+        """Make a call, and count it."""
         clock = asyncio.get_running_loop().time
         began, result = clock(), "error"
         self.called.add(name)
@@ -81,7 +81,8 @@ class Monitor:
             result = "error" if _has_error(response) else "success"
             return response
         finally:
-            # The node plugin makes a call to determine whether the driver implements a method.
+            # Skip unimplemented methods: the node plugin calls a method to determine whether the
+            # driver implements it.
             if context.code() not in _UNIMPLEMENTED:
                 self._observe(name, result, clock() - began)
 
@@ -94,7 +95,7 @@ class Monitor:
     async def stream(
         self, name: str, method: _Method, request: Any, context: _Context
     ) -> AsyncGenerator[Any]:
-        """Limit and count a stream."""
+        """Run a stream, and count it. If too many streams are open, reject it."""
         if self.streams[name] >= self._max_streams:
             text = f"the driver already has {self._max_streams} streams of {name}"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -113,7 +114,7 @@ class Monitor:
                 self.called.clear()
 
     def metrics(self) -> str:
-        """Return the metrics in Prometheus' text format."""
+        """Return the metrics in the Prometheus text format."""
         lines = _family(
             "drakit_driver_calls_total",
             "counter",
@@ -187,7 +188,7 @@ def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> li
 
 
 class Probed(Protocol):
-    """The state of a driver's server that its probes show."""
+    """The state of a driver's server that its probes report."""
 
     monitor: Monitor
 
@@ -197,7 +198,7 @@ class Probed(Protocol):
         ...
 
     def unconnected(self) -> str | None:
-        """Return the reason why no client uses the driver, or None if one is connected."""
+        """Return the reason why no client is connected, or None if one is."""
         ...
 
     def unready(self) -> str | None:
@@ -214,7 +215,7 @@ class DriverProbes:
         self._server: HttpServer | None = None
 
     async def start(self, port: int) -> None:
-        """Listen on a port of all addresses. Raises :class:`SettingsError`."""
+        """Listen on a port, on all addresses. Raises :class:`SettingsError`."""
         routes = {
             "/livez": Probe("/livez", self._not_alive, failed=b"unhealthy\n").respond,
             "/readyz": Probe("/readyz", self._not_ready, failed=b"not ready\n").respond,
@@ -246,8 +247,8 @@ class DriverProbes:
         return [*filter(None, [self._probed.unready()])]
 
     async def _not_alive(self) -> list[str]:
-        """Return the problems that only a restart can solve. A call may take its whole time
-        limit."""
+        """Return the problems that only a restart can solve. A call that blocks the loop is not
+        reported before the time limit for calls has passed."""
         now = asyncio.get_running_loop().time()
         blocked = self._probed.blocked
         if blocked is None:
@@ -261,7 +262,7 @@ class DriverProbes:
         return Response(body=body, content_type=CONTENT_TYPE)
 
     async def log_connection(self) -> None:
-        """Log when no client has been connected for some time, until canceled."""
+        """Until canceled, log a message whenever no client has been connected for some time."""
         log = ProblemLog(
             logger, "driver is not connected", recovered="driver is connected", fact="reason"
         )

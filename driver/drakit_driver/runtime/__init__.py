@@ -1,4 +1,3 @@
 """
-The runtime of drivers: runs a driver's class in a thread, for the node plugin and
-``drakit-driver``.
+The driver runtime: runs a driver class in a thread, for the node plugin and ``drakit-driver``.
 """

@@ -1,14 +1,15 @@
 """
-Converts the library's values to messages of the backend contract, and messages to values.
+Converts the library's values to backend contract messages, and messages to values.
 
-A message has the name of its class, and its fields have the names of the attributes. So one
-conversion (:func:`message_of`, :func:`value_of`) handles all of them, in both directions, and a new
-field needs no code. Two tables contain the exceptions.
+A message has the same name as its class, and its fields have the same names as the attributes. A
+generic conversion in each direction (:func:`message_of`, :func:`value_of`) therefore handles all of
+them, and a new field needs no code. Two tables contain the exceptions.
 
 Some messages have no equivalent, such as a taint without an effect, or an attribute without a
-value. They become values that the checks of devices name and refuse, as for a Python driver.
+value. They are converted to values that device validation names and rejects, as for a Python
+driver.
 
-Does not depend on gRPC, on limits of messages, or on which values are allowed.
+Does not depend on gRPC, on message size limits, or on which values are allowed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from drakit_driver.runtime.failures import kind_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 REQUEST_ID = "drakit-request-id"
-"""Metadata of each call: the request ID in the node plugin's log lines about it."""
+"""The metadata key of the request ID, which the node plugin's log lines about the call contain."""
 
 MAX_DEVICE_BYTES = 64 * 1024
-"""Maximum size of a device or counter set: four times the largest that the API accepts."""
+"""Maximum size of a device or counter set: four times the maximum size that the API accepts."""
 
 TOO_LARGE = f"larger than {MAX_DEVICE_BYTES // 1024} KiB"
-"""The problem of a larger device or counter set."""
+"""The problem reported for a device or counter set that exceeds the maximum size."""
 
 MAX_HEALTH_MESSAGE = 1024
 """Maximum length of a health message."""
@@ -60,14 +61,14 @@ ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
 _Convert = Callable[[Any], Any]
 _Field = Any
-"""A field descriptor, for which protobuf has several implementations."""
+"""A field descriptor. protobuf has several implementations of this type."""
 
 # ------------------------------------------------------------ values to messages
 
 
 def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
-    """Convert a value to a message. `given` fields are not converted. Raises TypeError, ValueError
-    or AttributeError if a value has the wrong type."""
+    """Convert a value to a message. The fields in `given` are used as they are. Raises TypeError,
+    ValueError or AttributeError if a value has the wrong type."""
     for name, write, empty in _writers(kind, type(value)):
         if name not in given and (field := getattr(value, name)) != empty:
             given[name] = field if write is None else write(field)
@@ -77,7 +78,7 @@ def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
 @cache
 def _writers(kind: type[Message], of: Any) -> Sequence[tuple[str, _Convert | None, object]]:
     """Return the fields that a message and a class have in common, each with its conversion and the
-    value that means that it is absent."""
+    value for which the field is left unset."""
     names = {each.name for each in fields(of)}
     return [
         (each.name, _writer(each), _empty_of(each))
@@ -93,7 +94,7 @@ def _empty_of(field: _Field) -> object:
 
 
 def _writer(field: _Field) -> _Convert | None:
-    """Return the conversion for a field, or None if the values are the same."""
+    """Return the conversion for a field, or None if its values need no conversion."""
     if (special := _WRITE.get(f"{field.containing_type.name}.{field.name}")) is not None:
         return special
     message = field.message_type
@@ -125,13 +126,13 @@ def _message_writer(name: str) -> _Convert:
 
 
 def _list(given: object) -> Sequence[Any]:
-    if not isinstance(given, tuple | list):  # the letters of a string would become values
+    if not isinstance(given, tuple | list):  # a string would be split into characters
         raise TypeError(f"a list is a {kind_of(given)}")
     return cast("Sequence[Any]", given)
 
 
 def attribute_message(value: object) -> pb.Attribute:
-    """Convert an attribute. Raises TypeError for a value of a wrong type."""
+    """Convert an attribute. Raises TypeError if the value has a wrong type."""
     match value:
         case bool():
             return pb.Attribute(bool=value)
@@ -169,8 +170,8 @@ def health_message(health: Health) -> pb.Health:
 
 
 def json_of(value: object) -> str:
-    """Encode JSON in ASCII, because a user's string can contain lone surrogates, which messages
-    cannot."""
+    """Encode a value as ASCII JSON. Strings from users can contain lone surrogates, which are not
+    valid in messages."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -189,14 +190,14 @@ _WRITE: Mapping[str, _Convert] = {
     ),
     "PreparedDevice.data": json_of,
 }
-"""The conversions for messages and fields that differ from their values."""
+"""The conversions for messages and fields whose form differs from the library's values."""
 
 # ------------------------------------------------------------ messages to values
 
 
 def value_of(message: Message, kind: type[ValueT], **given: Any) -> ValueT:
-    """Convert a message to a value, which a check may still refuse. `given` attributes are not
-    read."""
+    """Convert a message to a value, which may still be invalid. The attributes in `given` are used
+    as they are."""
     absent, readers = _readers(kind, type(message))
     values = {**absent, **given}
     for field, value in message.ListFields():
@@ -210,8 +211,8 @@ def value_of(message: Message, kind: type[ValueT], **given: Any) -> ValueT:
 def _readers(
     kind: type[Any], of: type[Message]
 ) -> tuple[Mapping[str, Any], Mapping[_Field, tuple[str, _Convert | None]]]:
-    """Return the values of absent fields that differ from the defaults of the class, and the
-    conversions of the other fields."""
+    """Return the values for absent fields, where they differ from the class defaults, and the
+    conversions for fields that are set."""
     absent: dict[str, Any] = {}
     for each in fields(kind):
         is_required = each.default is each.default_factory  # the field has no default
@@ -228,7 +229,7 @@ def _readers(
 
 
 def _reader(field: _Field) -> _Convert | None:
-    """Return the conversion for a field that is not absent, or None if the values are the same."""
+    """Return the conversion for a field that is set, or None if its values need no conversion."""
     if (special := _READ.get(f"{field.containing_type.name}.{field.name}")) is not None:
         return special
     message = field.message_type
@@ -239,7 +240,8 @@ def _reader(field: _Field) -> _Convert | None:
     if message.GetOptions().map_entry:
         inner = message.fields_by_name["value"].message_type
         read = str if inner is None else _message_reader(inner.name)
-        # Maps in messages have no order, but the same edits must produce the same file.
+        # Sort the keys, because protobuf maps are unordered, but the same edits must produce the
+        # same file.
         return lambda given: {intern(name): read(given[name]) for name in sorted(given)}
     read = _message_reader(message.name)
     return (lambda given: tuple([read(each) for each in given])) if field.is_repeated else read
@@ -250,7 +252,7 @@ def _message_reader(name: str) -> _Convert:
 
 
 def health_of(message: pb.Health) -> Health:
-    """Convert a device's health. An unknown status becomes unknown health."""
+    """Convert a device's health. An unrecognized status becomes unknown health."""
     text = message.message[:MAX_HEALTH_MESSAGE]
     match message.status:
         case pb.HEALTH_STATUS_HEALTHY:
@@ -287,11 +289,13 @@ def _extra(given: str) -> Mapping[str, Any]:
     try:
         return orjson.loads(given)
     except orjson.JSONDecodeError:
-        return cast("Mapping[str, Any]", given)  # a string, which the check of devices refuses
+        # Malformed JSON remains a string, which device validation rejects.
+        return cast("Mapping[str, Any]", given)
 
 
 def _taint(message: pb.Taint) -> Taint:
-    # An unknown effect, from a later version, is also refused, because its meaning is unknown.
+    # An unknown effect, from a later version, becomes a string, so that validation rejects the
+    # taint.
     effect = _EFFECT_NAMES.get(message.effect, str(message.effect))
     return value_of(message, Taint, effect=effect)
 
@@ -305,4 +309,4 @@ _READ: Mapping[str, _Convert] = {
     "Taint": _taint,
     "Device.extra": _extra,
 }
-"""The conversions for messages and fields that differ from their values."""
+"""The conversions for messages and fields whose form differs from the library's values."""

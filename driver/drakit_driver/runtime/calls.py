@@ -1,8 +1,9 @@
 """
 Calls the methods of a Python driver for a batch of claims, in the driver's loop.
 
-Vendor code runs only here, including when its results are read and its exceptions formatted. The
-result is a snapshot, or a sentence. The claims engine orders calls and limits their time.
+Only this module runs vendor code for claims, including when it reads results and formats
+exceptions. It returns either a snapshot of a result, or an error message. The claims engine orders
+the calls and limits their duration.
 
 Does not depend on threads, slices, gRPC or the kubelet.
 """
@@ -49,7 +50,7 @@ ValueT = TypeVar("ValueT")
 
 
 class DriverCalls:
-    """Calls one driver. Raises only DeviceFailedError."""
+    """Calls the methods of one driver. Raises only DeviceFailedError."""
 
     def __init__(self, name: str, driver: AnyDriver, traits: DriverTraits) -> None:
         self._name = name
@@ -59,12 +60,13 @@ class DriverCalls:
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
 
     def published(self, inventory: Inventory) -> None:
-        """Record the driver's own devices, because calls pass their edits back to the driver."""
+        """Store the inventory with the driver's own device objects, because later calls pass their
+        edits back to the driver."""
         self._inventory, self._by_key = inventory, None
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
-        """Pass the policies to the driver. Raises DeviceFailedError, in which case the previous
-        policies remain."""
+        """Pass the policies to the driver. If this raises DeviceFailedError, the previous policies
+        stay in effect."""
         try:
             async with asyncio.timeout(POLICIES_SECONDS):
                 await self._call("apply_policies", dict(policies))
@@ -107,7 +109,8 @@ class DriverCalls:
     def _all_prepared(
         self, answer: object, *, what: str
     ) -> Sequence[PreparedDevice] | DeviceFailedError:
-        """Convert the driver's result for a claim to a result for each device, or to an error."""
+        """Convert the driver's result for a claim to a list with the result for each device, or to
+        an error."""
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):
@@ -117,7 +120,7 @@ class DriverCalls:
             return tuple(
                 [self._prepared(each, what=what, index=i) for i, each in enumerate(results)]
             )
-        except Exception as error:  # reading the vendor's own sequence type may raise
+        except Exception as error:  # the vendor's own sequence type may raise anything
             return self._failure(error, what=what)
 
     def _prepared(self, answer: object, *, what: str, index: int) -> PreparedDevice:
@@ -173,7 +176,8 @@ class DriverCalls:
         return {**results, **_errors(await self._by_device(undone, self._reset))}
 
     async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
-        """Reset a device if the driver has that trait, unless other claims may be using it."""
+        """Reset a device if the driver supports that, unless other claims may be using the
+        device."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
             await self._call("reset", device, index=index)
 
@@ -201,12 +205,12 @@ class DriverCalls:
             return answer
         raise self._unusable(f"{kind_of(answer)}, which is not a bool", what="check")
 
-    # ------------------------------------------------------------ the arguments of a driver
+    # ------------------------------------------------------------ driver arguments
 
     def _checked(
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
-        """Return a device with its parameters and, if it is listed, the driver's edits."""
+        """Return a device with its validated parameters and, if the driver lists it, its edits."""
         if self._by_key is None:
             self._by_key = by_key(self._inventory)
         published = self._by_key.get((device.pool, device.name))
@@ -223,16 +227,16 @@ class DriverCalls:
         devices = [self._checked(each, i, lenient=lenient) for i, each in enumerate(item.devices)]
         return replace(item, devices=tuple(devices))
 
-    # ------------------------------------------------------------ the results of a driver
+    # ------------------------------------------------------------ driver results
 
     async def _call(self, what: str, *arguments: object, index: int | None = None) -> object:
-        """Call a method, which may be synchronous or asynchronous."""
+        """Call a driver method, which may be synchronous or asynchronous."""
         try:
             answer = getattr(self._driver, what)(*arguments)
             return await answer if inspect.isawaitable(answer) else answer
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of PyO3 is not an Exception
+        except BaseException as error:  # a PyO3 panic is not an Exception
             failure = self._failure(error, what=what, index=index)
         raise failure
 
@@ -245,7 +249,7 @@ class DriverCalls:
                 return dict(cast("Mapping[str, object]", answer))
             text = f"{kind_of(answer)}, which is not a mapping of claims"
             failure = self._unusable(text, what=what)
-        except Exception as error:  # reading the vendor's own mapping type may raise
+        except Exception as error:  # the vendor's own mapping type may raise anything
             failure = self._failure(error, what=what)
         raise failure
 
@@ -263,7 +267,7 @@ class DriverCalls:
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
         """Call a function for each device of each claim. A failure affects only its claim. Calls
-        run concurrently, except for those with common hardware, which run one at a time."""
+        run concurrently, except that calls with common hardware run one at a time."""
         begun = [
             (device, partial(call, item, device, i))
             for item in batch
@@ -293,12 +297,13 @@ class DriverCalls:
 
 
 def _copied(answer: PreparedDevice) -> PreparedDevice | str:
-    """Return a copy of a driver's result, or its problem."""
+    """Return a copy of a driver's result, or the problem if the result is invalid."""
     data = cast("object", answer.data)
     prepared: PreparedDevice = snapshot_of(replace(answer, data=None))
     if not isinstance(cast("object", prepared.edits), Edits):
         return f"edits are {kind_of(answer.edits)}, which is not an Edits"
-    # Import lazily: most drivers return only edits, so a driver's own process need not load it.
+    # Import lazily: most drivers return only edits, so a driver's own process usually does not need
+    # this module.
     from drakit_formats.resource.status import checked, data_copy
 
     try:

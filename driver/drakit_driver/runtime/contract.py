@@ -1,11 +1,13 @@
 """
-The contracts between an endpoint and the host, the engine, its connections, and its listener.
+The interfaces between an endpoint and its host, the claims engine, its connections, and its
+listener.
 
 * The host runs a :class:`HostedEndpoint`, and the engine calls it. :mod:`.endpoint` implements it
   for a single endpoint.
 * A :class:`Connection` is one connection to a source of devices: a Python driver in its thread, a
-  backend behind its socket, a device plugin. It reports devices and their health, and is called for
-  claims. It does not reconnect, order calls, limit their time or word their errors.
+  backend behind its socket, a device plugin. It reports devices and their health, and handles calls
+  for claims. It does not reconnect, order calls, limit their duration or write their error
+  messages.
 * An :class:`EndpointListener` decides the state of devices when an endpoint stops.
 """
 
@@ -29,9 +31,9 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 from drakit_driver.runtime.policies import PolicyFeed
 
 MAX_DEVICES = 16_384
-"""Maximum number of devices of an endpoint, or of all device plugins of a node. The limit exceeds
-the numbers for which publishing was measured, and is low enough to iterate over all devices at each
-change."""
+"""Maximum number of devices per endpoint, or for all device plugins on a node together. The limit
+is higher than the numbers for which publishing was measured, and low enough that all devices can be
+iterated over at each change."""
 
 
 CALL_SECONDS = 300.0
@@ -39,28 +41,28 @@ CALL_SECONDS = 300.0
 retries."""
 
 CallOperation = Literal["prepare", "unprepare", "check"]
-"""The methods of :class:`Calls`."""
+"""The names of the methods of :class:`Calls`."""
 
 CallError = DeviceFailedError | EndpointStoppedError
-"""The error of a failed call for a claim."""
+"""The result for a claim whose call failed."""
 
 
 class ConnectionEndedError(Exception):
-    """A connection has ended. The message is the reason, and appears in a pod's Event."""
+    """A connection has ended. The message is the reason, which appears in an Event of the pod."""
 
     def __init__(self, reason: str, *, disorderly: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.disorderly = disorderly
-        """Whether the connection was harmful. If so, its backoff is not reset, however long it
-        lasted."""
+        """Whether the other side behaved in a harmful way. If so, the backoff is not reset, however
+        long the connection lasted."""
 
 
 class DeviceKey(NamedTuple):
     """A device of one driver on this node."""
 
     pool: str
-    """The driver's name of the pool. Empty for the pool that has the node's name."""
+    """The driver's name for the pool. Empty for the pool that is named after the node."""
     name: str
 
 
@@ -71,12 +73,12 @@ class HealthReport:
     devices: Mapping[DeviceKey, Health]
 
     unlisted: Mapping[DeviceKey, Health] = field(default_factory=dict[DeviceKey, Health])
-    """The health of all devices in pools that no node owns. The key has the pool's name in the API.
-    Only drivers of network devices report it."""
+    """The health of all devices in pools that no node owns. The key contains the API name of the
+    pool. Only drivers of network devices report it."""
 
 
 Update = Inventory | HealthReport
-"""A report of a connection: all of its devices, or the health of some."""
+"""A report from a connection: all of its devices, or the health of some."""
 
 MALFORMED_HEALTH = Health.unknown("its driver reports malformed health")
 
@@ -84,8 +86,8 @@ _STATUSES = ("healthy", "unhealthy", "unknown")
 
 
 def validated_health(reported: object) -> Health:
-    """Return a reported health, or :data:`MALFORMED_HEALTH`, because drivers create these
-    objects."""
+    """Return the reported health, or :data:`MALFORMED_HEALTH` if it is invalid. Drivers create
+    these objects, so they can have any type."""
     if not (
         isinstance(reported, Health)
         and reported.status in _STATUSES
@@ -98,28 +100,30 @@ def validated_health(reported: object) -> Health:
 
 
 class EndpointListener(Protocol):
-    """Follows the state of endpoints. Called in the daemon's loop; methods return immediately."""
+    """Follows the state of endpoints. The methods are called in the daemon's loop, and must return
+    immediately."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """Handle that the endpoint is available and has exactly these devices."""
+        """Called when the endpoint is available and has exactly these devices."""
         ...
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Handle changed health. Devices that the endpoint does not have are ignored."""
+        """Called when the health of devices has changed. Devices that the endpoint does not have
+        are ignored."""
         ...
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """Handle that the endpoint is unavailable. Called again if the reason changes."""
+        """Called when the endpoint becomes unavailable, and again if the reason changes."""
         ...
 
 
 class Calls(Protocol):
     """
-    Calls for claims, in the daemon's loop.
+    Calls for claims, made in the daemon's loop.
 
-    A batch has at least one claim. Unless the call is one of :attr:`.DriverTraits.batches`, it has
-    exactly one. Pools are identified by the driver's names. Two calls for the same device or
-    counter set never run at the same time; other calls do.
+    A batch has at least one claim. Unless the operation is in :attr:`.DriverTraits.batches`, it has
+    exactly one. Pools have the driver's names. Two calls for the same device or counter set never
+    run at the same time. Other calls can run concurrently.
 
     A call returns a result for every claim of the batch, keyed by UID. It may raise:
 
@@ -129,9 +133,9 @@ class Calls(Protocol):
     * :class:`.CallOverdueError`: the other side did not respond within its own deadline;
     * anything else: a bug, which is logged.
 
-    A call is canceled when its caller no longer waits, or after its time limit. It must then return
-    or raise only after the work has really ended, because the next call for its devices then
-    begins.
+    A call is canceled when its caller no longer waits, or after its time limit. It must then not
+    return or raise before the work has actually ended, because the next call for its devices begins
+    at that point.
     """
 
     async def prepare(
@@ -143,7 +147,7 @@ class Calls(Protocol):
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """Undo the prepare, and reset the devices if the driver has that trait. None means
+        """Undo the prepare, and reset the devices if the driver supports that. None means
         success."""
         ...
 
@@ -153,22 +157,23 @@ class Calls(Protocol):
 
 
 class Reports(Protocol):
-    """A connection's reports about itself, as needed for its life cycle."""
+    """The part of a connection that its life cycle needs: its state and its updates."""
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why calls are currently impossible, or None. Never None before the first
-        inventory."""
+        """The reason why calls are currently impossible, or None if they are possible. Not None
+        before the first inventory."""
         ...
 
     def inventories(self) -> AsyncIterator[Update]:
         """
-        List and watch: yield first an inventory, then each change to it or to health.
+        List and watch the devices: yield an inventory first, and then each change to the inventory
+        or to device health.
 
         The connection limits the rate, preferably with a :class:`.LatestValue`: if the reader is
         late, it gets only the latest inventory. The iterator ends or raises when the connection
-        does, preferably with :class:`ConnectionEndedError`. From then on, `unavailable` returns
-        that reason.
+        does, preferably with :class:`ConnectionEndedError`. From then on, `unavailable` returns the
+        reason.
         """
         ...
 
@@ -183,36 +188,36 @@ class Connection(Reports, Calls, Protocol):
 
     @property
     def blocked(self) -> str | None:
-        """The call that blocks its event loop. None while the loop responds, or if it has no
-        separate loop."""
+        """The call that blocks the connection's event loop. None while the loop responds, or if the
+        connection has no loop of its own."""
         ...
 
 
-# ---------------------------------------------------------------- traits of a driver
+# ---------------------------------------------------------------- driver traits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTraits:
-    """The policies of a driver."""
+    """How a driver's policies are read."""
 
     resource: PolicyResource
     type: type[DevicePolicy] | None
-    """The type of the policies' spec. None for a backend, which checks them itself."""
+    """The type of the policy spec. None for a backend, which validates policies itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverTraits:
-    """The calls that a driver needs."""
+    """The calls that a driver needs, and the features that it uses."""
 
     side_effects: bool = True
-    """Whether prepare has effects that must be undone. If so, an intent is stored before the
-    call."""
+    """Whether prepare has effects that must be undone. If so, the intent to prepare is stored
+    before the call."""
 
     checks: bool = False
-    """Whether the driver checks prepared devices."""
+    """Whether the driver can check prepared devices."""
 
     resets: bool = False
-    """Whether the driver resets a device after the unprepare."""
+    """Whether the driver resets a device after unprepare."""
 
     polls_health: bool = False
     """Whether the driver is polled for the health of each device."""
@@ -222,33 +227,35 @@ class DriverTraits:
     stream."""
 
     metadata_files: bool = False
-    """Whether containers get metadata files with the attributes of its devices."""
+    """Whether containers get metadata files with the attributes of their devices."""
 
     network_devices: bool = False
     """Whether the driver also prepares devices in pools that do not belong to the node. A
-    controller publishes those devices, so they are in no inventory."""
+    controller publishes those devices, so they are not in any inventory."""
 
     batches: Collection[CallOperation] = frozenset()
-    """The calls that take all claims of a request together, such as those of a pod. Other calls
-    take a single claim."""
+    """The operations that take all claims of a kubelet request, such as those of a pod, in one
+    call. For other operations, each call takes a single claim."""
 
     claim_data: bool = False
     """Whether the driver needs the claim's data in addition to its identity and devices."""
 
     parameters_type: type[DeviceParameters] | None = None
     parameter_versions: Sequence[ParameterVersion] = ()
-    """The versions of the parameters. Empty if users do not write any."""
+    """The parameter versions that the driver accepts. Empty if users write parameters without a
+    version."""
 
     policies: PolicyTraits | None = None
-    """The policies that configure the driver while it runs. None if there are none."""
+    """The policies that configure the driver while it runs. None if the driver does not use
+    policies."""
 
     def method(self, operation: CallOperation) -> str:
-        """Return the name of a call, for messages."""
+        """Return the name of the driver method for an operation, for messages."""
         return f"{operation}_claims" if operation in self.batches else operation
 
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
-    """Read the traits from a driver's class."""
+    """Read the traits from a driver class."""
 
     batches: set[CallOperation] = set()
     if overrides(kind, "prepare_claims"):
@@ -292,7 +299,7 @@ def overdue(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointContext:
-    """The parameters that the host gives an endpoint."""
+    """The parameters that the host passes to an endpoint."""
 
     listener: EndpointListener
     node: str
@@ -307,13 +314,13 @@ class CallableEndpoint(Protocol):
     The endpoint that the claims engine calls.
 
     `prepare`, `unprepare` and `check` correspond to :class:`Calls`, but do not raise: each claim's
-    result can be an error instead. Pools are identified by their names in the API. :mod:`.endpoint`
-    contains the implementation.
+    result can be an error instead. Pools have their API names. :mod:`.endpoint` contains the
+    implementation.
     """
 
     @property
     def traits(self) -> DriverTraits:
-        """The calls that the driver needs. Also available while it is stopped."""
+        """The driver traits. Also available while the driver is stopped."""
         ...
 
     def unavailable(self) -> EndpointStoppedError | None:
@@ -328,7 +335,7 @@ class CallableEndpoint(Protocol):
         ...
 
     async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
-        """Undo the prepare, and reset the devices if the driver has that trait."""
+        """Undo the prepare, and reset the devices if the driver supports that."""
         ...
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
@@ -341,17 +348,17 @@ class HostedEndpoint(CallableEndpoint, Protocol):
 
     @property
     def blocked(self) -> str | None:
-        """The call that blocks its event loop. None while the loop responds, or if it has no
-        separate loop."""
+        """The call that blocks the endpoint's event loop. None while the loop responds, or if the
+        endpoint has no loop of its own."""
         ...
 
     @property
     def slow_calls(self) -> Sequence[str]:
-        """A sentence about each call in flight that is taking a long time."""
+        """A description of each call in flight that is taking a long time."""
         ...
 
     async def start(self) -> None:
-        """Connect for the first time, before any call. Returns within seconds. Raises
+        """Connect for the first time, before any call for claims. Returns within seconds. Raises
         :class:`drakit.driver.DriverError` only if a configuration is rejected."""
         ...
 
@@ -360,11 +367,11 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def close(self) -> None:
-        """End the endpoint within seconds. Prepared claims remain prepared. Called after the end of
-        :meth:`run`."""
+        """Close the endpoint within seconds. Prepared claims remain prepared. Called after
+        :meth:`run` has ended."""
         ...
 
     async def ended(self) -> None:
-        """After :meth:`close`, wait until no part of the endpoint runs in this process. That can
-        take a long time, because nothing can end the thread of a Python driver."""
+        """After :meth:`close`, wait until no part of the endpoint is running in this process. This
+        can take a long time, because the thread of a Python driver cannot be killed."""
         ...

@@ -1,15 +1,15 @@
 """
-One source of a driver's devices, which is connected repeatedly, and called for claims.
+One source of a driver's devices: keeps it connected, and calls it for claims.
 
 :class:`Endpoint` implements the common behavior of all kinds: the life cycle (:class:`Lifecycle`)
 and the calls with their error messages (:class:`Caller`). A kind supplies a :class:`.Connection`,
 and a function that creates the next one. The endpoint forwards a connection's reports as they
-arrive, but none after the connection has ended. The listener decides the effects on the devices of
-a stopped endpoint.
+arrive, but none after the connection has ended. The listener decides how a stop of the endpoint
+affects its devices.
 
-In calls, pools have the driver's names. If a connection raises an exception, all claims of the call
-get it as their result, as an error with a sentence. Results are validated. The caller decides the
-order of calls, limits their time and abandons them.
+In calls to a connection, pools have the driver's names. If the connection raises an exception, the
+result for every claim of the call is an error with a message for users. Results are validated. The
+engine decides the order of calls, limits their duration and abandons them.
 
 Does not depend on slices, gRPC or the kubelet.
 """
@@ -63,10 +63,10 @@ SLOW_CALL_SECONDS = 5.0
 
 
 class Caller(ABC):
-    """The calls of one driver, for a :class:`.CallableEndpoint`."""
+    """Makes the calls to one driver, for a :class:`.CallableEndpoint`."""
 
     def __init__(self, driver: str, *, traits: DriverTraits, node: str) -> None:
-        """Create a caller. `node` is the node's name, which is also the API name of its default
+        """Create a caller. `node` is the node name, which is also the API name of the default
         pool."""
         self.traits = traits
         self._driver = driver
@@ -80,8 +80,8 @@ class Caller(ABC):
 
     @abstractmethod
     async def _connection(self, ended: object = None) -> Calls | EndpointStoppedError:
-        """Return the connection to call, or the reason why there is none. If a connection has
-        `ended` during a call, wait for its replacement, if there is one."""
+        """Return the connection to call, or the reason why there is none. If the connection `ended`
+        during a call, wait for its replacement, if any."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
@@ -116,8 +116,8 @@ class Caller(ABC):
             try:
                 answers: dict[str, Any] = dict(await getattr(connection, operation)(items))
             except ConnectionEndedError:
-                # Calls are idempotent, and the kubelet would repeat this one only after 10 s or
-                # more.
+                # Retry with the next connection: calls are idempotent, and the kubelet would retry
+                # only after 10 s or more.
                 successor = await self._connection(connection)
                 if successor is connection or isinstance(successor, EndpointStoppedError):
                     raise
@@ -143,7 +143,7 @@ class Caller(ABC):
     async def _watched(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
     ) -> dict[str, Any]:
-        """Make a call, and report it if it takes a long time."""
+        """Make a call. If it takes a long time, log and report it."""
         call = object()
 
         def report() -> None:
@@ -180,7 +180,7 @@ class Caller(ABC):
             if operation == "prepare" and not isinstance(answer, Exception):
                 try:
                     number = len(cast("Sequence[PreparedDevice]", answer))
-                except Exception as error:  # a result of the wrong type fails only its claim
+                except Exception as error:  # a result of the wrong type fails only its own claim
                     results[uid] = self._failure(error, operation, batch)
                     continue
                 if number != len(item.devices):
@@ -214,11 +214,11 @@ class Caller(ABC):
 # ---------------------------------------------------------------- policies
 
 POLICIES_PACE_SECONDS = 0.5
-"""Minimum time between two calls of `apply_policies`, because an upgrade of the chart can change
-many policies at the same time."""
+"""Minimum time between two `apply_policies` calls, because a chart upgrade can change many policies
+at the same time."""
 
 POLICIES_RETRY_SECONDS = 60.0
-"""Delay before refused policies are tried again."""
+"""Delay before refused policies are applied again."""
 
 
 async def follow_policies(
@@ -229,12 +229,12 @@ async def follow_policies(
     applied: Callable[[], None] = lambda: None,
 ) -> None:
     """
-    Make a driver apply its policies when it connects and after each change, until it ends. Refused
-    policies are tried again, because the reason may be the state of the node.
+    Make a driver apply its policies when it connects and after each change, until its connection
+    ends. Refused policies are retried, because the reason may be the state of the node.
 
-    `apply` returns the problems of invalid policies, keyed by name, and has then applied none of
-    the policies. It raises DeviceFailedError if the driver refuses the policies. `applied` is
-    called each time that the driver has applied policies.
+    `apply` returns the problems of invalid policies, keyed by name. If there are any, no policy has
+    been applied. It raises DeviceFailedError if the driver refuses the policies. `applied` is
+    called each time the driver has applied policies.
     """
     feed.connected()
     policies: AnyPolicies | None = None
@@ -260,8 +260,8 @@ async def follow_policies(
         else:
             feed.report(policies, refusal)
             if refusal is None:
-                # Call this first, because clients that see the devices must find the policies in
-                # effect.
+                # Report the policies first, because clients that see the devices must find the
+                # policies in effect.
                 applied()
         await asyncio.sleep(POLICIES_PACE_SECONDS)
 
@@ -269,15 +269,16 @@ async def follow_policies(
 # ---------------------------------------------------------------- life cycle
 
 RECONNECT_SECONDS = (1.0, 60.0)
-"""Initial and maximum delay before an endpoint is connected again. The delay doubles."""
+"""Initial and maximum delay before an endpoint is reconnected. The delay doubles after each
+failure."""
 
 STEADY_SECONDS = 60.0
-"""The age at which a connection resets the delay to its minimum. A connection that lists its
-devices and ends immediately is treated as a failed one."""
+"""How long a connection must last to reset the delay to its minimum. A connection that lists its
+devices and then ends immediately is treated as a failure."""
 
 HAND_OVER_SECONDS = 2.0
-"""How long the successor of an ended connection has to list its devices. Meanwhile, calls wait for
-it, and no stop is reported. An update of a backend takes a tenth of this time."""
+"""How long the successor of an ended connection has to list its devices. During this time, calls
+wait for it, and no stop is reported. A backend update takes a tenth of this time."""
 
 SILENT_SECONDS = 10.0
 """How long a new connection has to list its devices before its silence is reported."""
@@ -286,7 +287,7 @@ ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
 
 class Lifecycle(Generic[ConnectionT]):
-    """Keeps one endpoint connected, and reports to its listener."""
+    """Keeps one endpoint connected, and forwards its reports to its listener."""
 
     def __init__(
         self,
@@ -297,27 +298,28 @@ class Lifecycle(Generic[ConnectionT]):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create a life cycle. `connect` creates the next connection, and raises if there is none
-        now. `pause` is called before each reconnect: it waits for this many seconds, or less if
-        there is no need to wait. `has_successor` returns whether the other side of the connection
-        is being replaced."""
+        """Create a life cycle. `connect` creates the next connection, and raises if that is
+        currently impossible. `pause` is called with a delay in seconds before each reconnect, and
+        may return earlier if there is no need to wait. `has_successor` returns whether the other
+        side of the connection is being replaced."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
         self._pause = pause
         self._has_successor = has_successor
         self._hand_over: asyncio.TimerHandle | None = None
-        """The timer that ends the hand-over, while the successor of a connection is awaited."""
+        """The timer that ends the hand-over. None unless the successor of a connection is
+        awaited."""
         self._news = asyncio.Event()
-        """Set, and replaced, when a connection or a hand-over ends."""
+        """Set, and replaced by a new event, when a connection or a hand-over ends."""
         self._closing: set[asyncio.Task[None]] = set()
-        """Connections that were handed over, and are ending."""
+        """Tasks that close connections after a hand-over."""
         self._backoff = Backoff(*RECONNECT_SECONDS, jitter=0)
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
-        """The reason of the last stop. None after the endpoint has listed its devices again."""
+        """The reason for the last stop. None once the endpoint has listed its devices again."""
         self._reported: str | None = None
-        """The last reported reason. None after devices were reported."""
+        """The last stop reason reported to the listener. None once devices have been reported."""
 
         self.connection: ConnectionT | None = None
         """The latest connection, or None."""
@@ -331,8 +333,8 @@ class Lifecycle(Generic[ConnectionT]):
         if self._reason is not None or self.connection is None:
             return self._reason
         reason = self.connection.unavailable
-        # The silence of a new connection does not explain anything, so report the earlier cause to
-        # users.
+        # That a new connection has not listed its devices explains nothing, so also report the
+        # earlier cause to users.
         unexplained = reason is not None and self._previous not in (None, reason)
         return f"{reason} (before that: {self._previous})" if unexplained else reason
 
@@ -352,8 +354,8 @@ class Lifecycle(Generic[ConnectionT]):
             self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep the endpoint connected until canceled. A cancellation is not reported as a stop of
-        the endpoint, so that its devices remain unchanged."""
+        """Keep the endpoint connected until canceled. A cancellation is not reported as a stop, so
+        the devices remain unchanged."""
         while True:
             if self.connection is None:
                 await self._pause(self._backoff.next_seconds())
@@ -429,8 +431,8 @@ class Lifecycle(Generic[ConnectionT]):
             await connection.close()
 
     def _pass_on(self, update: Update) -> None:
-        """Pass an update to the listener. If that fails, assume that the update is the cause: the
-        failure ends this connection, but not the daemon, which also serves other endpoints."""
+        """Pass an update to the listener. If that fails, assume that the update is the cause, and
+        end this connection instead of the daemon, which also serves other endpoints."""
         try:
             if isinstance(update, Inventory):
                 self._listener.replaced(self._endpoint, update)
@@ -458,8 +460,8 @@ class Lifecycle(Generic[ConnectionT]):
             self._notify()
 
     async def _until_replaced(self, ended: object) -> None:
-        """Wait for the end of a hand-over. `ended` is a connection that has ended, even if
-        :meth:`run` has not noticed that yet."""
+        """Wait until no hand-over is in progress. `ended` is a connection that has ended, although
+        :meth:`run` may not have noticed that yet."""
         while self._hand_over is not None or (
             ended is not None and ended is self.connection and self._has_successor()
         ):
@@ -511,9 +513,9 @@ class Endpoint(Lifecycle[Connection], Caller):
         has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        Create an endpoint. `connect` creates the next connection. It may wait for one to appear,
-        and raises if there is none now. `node` is the node's name. For the other parameters, see
-        :class:`Lifecycle`.
+        Create an endpoint. `connect` creates the next connection. It may wait for the source to
+        appear, and raises if that is currently impossible. `node` is the node name. For the other
+        parameters, see :class:`Lifecycle`.
         """
         Caller.__init__(self, name, traits=traits, node=node)
         super().__init__(name, connect, listener=listener, pause=pause, has_successor=has_successor)

@@ -1,6 +1,6 @@
 """
-Failures of endpoints: errors whose messages appear in a pod's Event. The node plugin derives the
-errors of claims from them.
+Endpoint failures: errors whose messages appear in an Event of the pod. The node plugin derives
+claim errors from them.
 
 Does not depend on claims, slices or gRPC.
 """
@@ -16,7 +16,8 @@ from drakit.driver import DriverError, ReleasePendingError
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 1000
-"""Maximum length of an exception's message in an error. An Event's message has 1,024 characters."""
+"""Maximum length of an exception message within an error. An Event's message can have 1,024
+characters."""
 
 MAX_TRACEBACK = 20_000
 """Maximum length of a traceback in the log."""
@@ -25,7 +26,7 @@ MAX_FRAMES = 40
 """Maximum number of frames of each exception in a traceback, starting with the outermost."""
 
 MAX_NAME = 80
-"""Maximum length of a type's name."""
+"""Maximum length of a type name in a message."""
 
 
 class EndpointStoppedError(Exception):
@@ -40,18 +41,20 @@ class EndpointStoppedError(Exception):
 
 
 class DeviceFailedError(Exception):
-    """A device of a claim could not be prepared or unprepared. The message is the driver's."""
+    """A device of a claim could not be prepared or unprepared. The message comes from the
+    driver."""
 
     def __init__(self, text: str, *, index: int | None = None, pending: bool = False) -> None:
         super().__init__(text)
         self.index = index
         """The index of the failed device in the claim. None if no single device failed."""
         self.pending = pending
-        """Whether the driver is still releasing the device, so that the pod need not wait."""
+        """Whether the driver is still releasing the device. If so, the pod can terminate without
+        waiting for it."""
 
     def alone(self) -> Self:
-        """Remove the cause, because it refers to objects of the driver, and logging it would run
-        the driver's code."""
+        """Remove the cause and return the error itself. The cause refers to the driver's objects,
+        and logging it would run vendor code."""
         self.__cause__ = self.__context__ = self.__traceback__ = None
         return self
 
@@ -66,7 +69,8 @@ class CallOverdueError(Exception):
 
 
 class CallCancelledError(Exception):
-    """The driver canceled a call: the caller did not, and the connection still exists."""
+    """The driver canceled its own call: the caller did not cancel it, and the connection still
+    exists."""
 
     def __init__(self) -> None:
         super().__init__("the driver canceled its own call, which is a bug in the driver")
@@ -79,12 +83,14 @@ def failure_of(
     what: str,
     index: int | None = None,
 ) -> DeviceFailedError:
-    """Return a sentence for the exception of a call. `index` is the index of the failed device."""
+    """Return the error for an exception that a call has raised. `index` is the index of the failed
+    device, if a single device failed."""
     if isinstance(error, DeviceFailedError):
         return error
     name = f"driver {driver}"
     if isinstance(error, DriverError):
-        # The message about a single device needs no subject. Any other message names the driver.
+        # A message about a single device does not need the driver name. Any other message begins
+        # with it.
         text = text_of(error) if index is not None else f"{name}: {text_of(error)}"
     else:
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
@@ -109,10 +115,10 @@ def kind_of(value: object) -> str:
 
 def text_of(error: BaseException) -> str:
     """
-    Return an exception's message in a form that fits into another message. The message of a
-    vendor's exception may raise, be empty or very long, or not be valid UTF-8.
+    Return an exception's message in a form that can be embedded in another message. For a vendor's
+    exception, formatting may raise, and the message may be empty, very long or not valid UTF-8.
 
-    Calls the vendor's code, so call it only in the driver's thread.
+    Runs vendor code, so call it only in the driver's thread.
     """
     return _text(error) or kind_and_text(error)
 
@@ -132,8 +138,8 @@ def _text(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Format a driver's message for an error, wherever the driver runs: one line, limited in
-    length, and never empty."""
+    """Format a driver's message for use in an error: as one line, with a limited length, and never
+    empty. The driver can run in this process or elsewhere."""
     words = " ".join(text[:MAX_TEXT].split())
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
@@ -142,15 +148,15 @@ def printable(text: str) -> str:
 
 def traceback_of(error: BaseException) -> str:
     """
-    Return an exception's traceback, with those of its causes, as a string of limited length.
+    Return an exception's traceback, including those of its causes, as a string of limited length.
 
-    Logging would format it while holding a lock, so a vendor's `__str__` that blocks would block
-    all logging. So it is formatted in the driver's thread.
+    Call this in the driver's thread. The logging module would format the traceback while holding a
+    lock, so a vendor's `__str__` that blocks would block all logging.
     """
     try:
         text = "".join(traceback.format_exception(error, limit=MAX_FRAMES))
         text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
     except Exception:
         return f"{kind_of(error)}, whose traceback cannot be shown"
-    # The error itself is at the end.
+    # Keep the end, which contains the error itself.
     return text[-MAX_TRACEBACK:]

@@ -1,11 +1,11 @@
 """
-The newest value of a stream, and the health that was reported since: a cell that is read at a
-limited rate.
+A cell with the newest value of a stream and the device health reported since then, which is read at
+a limited rate.
 
 A source may write at any rate, from the loop in which the cell was created or from another thread.
-A value that was not read yet is replaced, and the reader is woken once per read. So a source that
-never pauses costs the daemon no more than the reader's rate. This is the only rate limit between a
-source of devices and the device manager.
+A value that has not been read yet is replaced, and the reader is woken once per read. Therefore, a
+source that never pauses costs the daemon no more than the reader's rate allows. This is the only
+rate limit between a source of devices and the device manager.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from drakit_driver.runtime.contract import (
 )
 
 PACE_SECONDS = 0.1
-"""Minimum seconds between two reads. The first value is read immediately."""
+"""Minimum time between two reads, in seconds. The first value is read immediately."""
 
 PACE_SECONDS_A_DEVICE = 20e-6
-"""The additional seconds per device of an inventory: several times as long as the manager takes to
-compare a device."""
+"""Additional time between two reads per device of an inventory, in seconds: several times as long
+as the device manager takes to compare a device."""
 
 SHARE = 9
 MAX_PAUSE_SECONDS = 2.0
-"""After a read, the pause is this many times as long as the processing took, up to a limit. A
-source that keeps changing many devices therefore gets a tenth of the loop's time."""
+"""Maximum pause after a read. The pause is SHARE times as long as the processing took, so a source
+that keeps changing many devices gets a tenth of the loop's time."""
 
 ValueT = TypeVar("ValueT")
 
 
 def pause_after(worked_seconds: float) -> float:
-    """Return the seconds to pause after this much work in the loop."""
+    """Return how many seconds to pause after this much processing time in the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
 
 
@@ -49,12 +49,12 @@ class LatestValue(Generic[ValueT]):
     """
     A cell between a source and the loop in which the cell was created.
 
-    It needs no lock: each step is one operation of CPython (`deque`, and `dict` with plain keys),
-    which other threads see completely or not at all.
+    It needs no lock: each step is a single atomic CPython operation on a `deque`, or on a `dict`
+    with plain keys.
     """
 
     def __init__(self, *, pace_seconds: float = PACE_SECONDS) -> None:
-        """`pace_seconds` is the minimum time between two reads."""
+        """Create an empty cell. `pace_seconds` is the minimum time between two reads."""
         self._home = asyncio.get_running_loop()
         self._pace_seconds = pace_seconds
         self._news = asyncio.Event()
@@ -63,7 +63,7 @@ class LatestValue(Generic[ValueT]):
         self._health: dict[DeviceKey, Health] = {}
         self._next_at = -math.inf
         self.over: ConnectionEndedError | None = None
-        """The error with which the source ended. None while it runs."""
+        """The error with which the source ended. None while it is running."""
         self._ended = asyncio.Event()
 
     # ------------------------------------------------------------ for the source, in any thread
@@ -74,7 +74,7 @@ class LatestValue(Generic[ValueT]):
         self.wake()
 
     def report(self, key: DeviceKey, health: Health) -> None:
-        """Write the health of a device of the newest value."""
+        """Write the health of a device in the newest value."""
         self._health[key] = health
         self.wake()
 
@@ -90,7 +90,7 @@ class LatestValue(Generic[ValueT]):
 
     def end(self, error: ConnectionEndedError) -> None:
         """End the source. The reader gets this error instead of values that it has not read yet. If
-        the source ends more than once, only the first error matters."""
+        this is called more than once, only the first error is kept."""
         if self.over is None:
             self.over = error
             self._ended.set()
@@ -121,15 +121,16 @@ class LatestValue(Generic[ValueT]):
         while True:
             await self._news.wait()
             if self.over is None and (pause := self._next_at - self._home.time()) > 0:
-                # A newer value may arrive during the pause.
+                # Pause before reading, because a newer value may arrive in the meantime.
                 await self.ended_within(pause)
             if self.over is not None:
                 raise self.over
             self._news.clear()
             self._woken = False  # do this first, so that later writes wake the reader again
-            # Read health before the value. Then the devices of each report are in a value that was
-            # read earlier, or is read now. In the other order, a report between the two would be
-            # lost.
+            # Read health before the value, so that every report refers to a device in a value that
+            # has already been read or is read next. In the opposite order, a report that arrives
+            # between the two reads could refer to a device in a value that is still unread, and
+            # would be lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
             self._next_at = self._home.time() + self._pace_seconds
@@ -149,7 +150,8 @@ async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
                 raise latest.over
         if health:
             yield HealthReport(devices=health)
-        # The receiver processes the last values before it requests more.
+        # The receiver has processed the last values by the time it requests more, so this measures
+        # its processing time.
         worked = loop.time() - began_at
         size = 0 if inventory is None else len(inventory.devices)
         pace = PACE_SECONDS + PACE_SECONDS_A_DEVICE * size

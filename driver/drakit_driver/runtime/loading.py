@@ -1,8 +1,8 @@
 """
-Finds the class of a driver and validates its configuration.
+Finds a driver class and validates the driver's configuration.
 
-A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Loading does not
-start anything.
+The driver is given by entry point (group ``drakit.drivers``) or as ``module:Class``. Loading does
+not start anything.
 
 Does not depend on claims, slices, gRPC or the kubelet.
 """
@@ -47,27 +47,27 @@ GROUP = "drakit.drivers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedDriver:
-    """A Python class that can be started. In the node plugin, it is a source of devices."""
+    """A driver class that is ready to be started. In the node plugin, it is a source of devices."""
 
     name: str
     make: Callable[[], AnyDriver]
     """Creates the driver. Called in the driver's own thread at each start."""
 
     traits: DriverTraits
-    """The calls that the driver needs. Its class defines them, so they are known while it is
+    """The driver's traits. They are read from its class, so they are known even while the driver is
     stopped."""
 
     where: str
-    """The file and key of the driver's configuration, as named in errors about its creation."""
+    """The file and key of the driver's configuration, for errors about creating the driver."""
 
     @property
     def foreign(self) -> bool:
-        """Return False, because the driver runs in this process."""
+        """False, because the driver runs in this process."""
         return False
 
     @property
     def expected(self) -> Collection[str]:
-        """The single endpoint, which has the driver's name."""
+        """The name of the single endpoint, which is the driver's name."""
         return (self.name,)
 
     def endpoint(self, context: EndpointContext) -> Endpoint:
@@ -99,7 +99,7 @@ def load_driver(
     reference: str, values: Mapping[str, Any], *, node: Node, where: str, file: str, key: str = ""
 ) -> LoadedDriver:
     """
-    Load one driver, with these values as its configuration. Raises :class:`ConfigError`.
+    Load one driver, with the given values as its configuration. Raises :class:`ConfigError`.
 
     Errors name `where` for the reference, and `file` and `key` for the values.
     """
@@ -131,7 +131,7 @@ def load_driver(
 
 
 def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
-    """Import and check the class of a driver. Raises :class:`ConfigError`."""
+    """Import and check a driver class. Raises :class:`ConfigError`."""
     kind = _find(reference, where=where)
     if (fault := _fault_of(kind)) is not None:
         raise ConfigError(f"{where}: {reference} {fault}; this is a bug in the driver")
@@ -139,8 +139,8 @@ def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:
-    """Return the problem with a driver's class, because vendors write classes that no type checker
-    accepts."""
+    """Return the problem with a driver class, or None. Vendors may write classes that no type
+    checker would accept."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
         for name in (
@@ -184,7 +184,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
 
 
 def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
-    """Return the problem with the driver's parameter versions."""
+    """Return the problem with a driver's parameter versions, or None."""
     versions: Any = kind.parameter_versions
     if isinstance(versions, str) or not isinstance(versions, Sequence):
         return "has parameter_versions that are not a tuple of drakit.ParameterVersion"
@@ -216,7 +216,7 @@ def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
 
 def _never_undone(kind: type[AnyDriver]) -> bool:
     """Return whether a driver defines prepare without a method to undo it, and does not declare
-    that it has no side effects. The name of the method may be misspelled."""
+    that it has no side effects. In this case, the name of the undo method may be misspelled."""
     return (
         getattr(kind, "side_effects", True)
         and overrides(kind, *PREPARE_METHODS)

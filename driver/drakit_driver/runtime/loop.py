@@ -1,17 +1,17 @@
 """
-The event loop of a driver, seen from outside: calls into it, its watchdog, and its end.
+A driver's event loop as seen from the daemon: calls into the loop, its watchdog, and its shutdown.
 
-* A call runs in the driver's loop. A cancellation is passed on, and the call in the daemon's loop
-  ends only after the call in the driver's loop has ended.
+* A call runs in the driver's loop. A cancellation is forwarded, and the caller in the daemon's loop
+  continues only after the call in the driver's loop has ended.
 * The daemon's loop polls the driver's loop once a second. A driver that blocks affects only its own
-  calls, so a block is logged and shown in a gauge. It does not restart the plugin, because nothing
-  can end the driver's thread.
+  calls, so a blocked loop is only logged and reported in a gauge. It does not cause a restart,
+  because the driver's thread cannot be killed.
 * The loop ends as with :func:`asyncio.run`, but each step has a time limit, because a vendor's task
-  that swallows its cancellation must not prevent the driver's restart. Tasks that the driver left
-  behind are leaks; the log names them for the driver's author.
+  that swallows its cancellation must not prevent the driver's restart. Tasks that the driver leaves
+  behind are leaks, and the log names them for the driver's author.
 
-The claims engine orders calls and limits their time. The module does not depend on drivers, devices
-or claims.
+The claims engine orders calls and limits their duration. The module does not depend on drivers,
+devices or claims.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- calls
 
 ENDING = "it ended in the meantime"
-"""The reason given for calls that fail while the driver's loop ends, before its thread can report
-more."""
+"""The reason given for calls that fail while the driver's loop is ending, before its thread can
+report a more specific reason."""
 
 ResultT = TypeVar("ResultT")
 
@@ -47,19 +47,19 @@ _Task = asyncio.Task[Any]
 @dataclass(eq=False, slots=True)
 class _Call:
     is_canceled: bool = False
-    """Whether its caller has canceled it. Written in the daemon's loop."""
+    """Whether the caller has canceled the call. Written in the daemon's loop."""
 
     task: _Task | None = None
-    """The task of the call, once it has begun. Written in the driver's loop."""
+    """The task of the call, once the call has begun. Written in the driver's loop."""
 
     def cancel(self) -> None:
-        """Cancel the call. Use this in the driver's loop."""
+        """Cancel the call. Call this method in the driver's loop."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
 
 class DriverLoop:
-    """A loop that may run in another thread, and is called from the daemon's loop."""
+    """A driver's loop, which may run in another thread and is called from the daemon's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -93,7 +93,7 @@ class DriverLoop:
         running = self._run(call, function, arguments)
         try:
             future = asyncio.run_coroutine_threadsafe(running, self._loop)
-        except RuntimeError:  # it has just been closed
+        except RuntimeError:  # the loop has just been closed
             running.close()
             raise ConnectionEndedError(ENDING) from None
         self._open[future] = running
@@ -101,12 +101,12 @@ class DriverLoop:
         try:
             await asyncio.wait({answer})
         except asyncio.CancelledError:
-            # Canceling the future would not wait for the end in the other loop.
+            # Canceling the future itself would not wait until the call ends in the other loop.
             call.is_canceled = True
             self.notify(call.cancel)
             await asyncio.wait({answer})
             with suppress(ConnectionEndedError, CallCancelledError):
-                self._result(answer)  # this raises the function's exception
+                self._result(answer)  # raises the function's exception
             raise
         finally:
             del self._open[future]
@@ -115,7 +115,7 @@ class DriverLoop:
     def _result(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT:
         if answer.cancelled() and not self._is_ending:
             raise CallCancelledError
-        # a SystemExit in the function would end the loop
+        # a SystemExit raised by the function would end the loop
         if answer.cancelled() or answer.exception() is not None:
             raise ConnectionEndedError(ENDING)
         result = answer.result()
@@ -129,11 +129,12 @@ class DriverLoop:
             self._loop.call_soon_threadsafe(function)
 
     def close(self, reason: str) -> None:
-        """Record that the loop is closed. Open calls fail with the reason."""
+        """Record that the loop is closed. Open calls fail with this reason."""
         self._closed = reason
         for future, running in self._open.items():
             if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
-                running.close()  # it never began, so Python would warn about it
+                # Close the coroutine, because Python warns about coroutines that never began.
+                running.close()
             if not future.done():
                 future.set_result(ConnectionEndedError(reason))
 
@@ -145,7 +146,8 @@ class DriverLoop:
         function: Callable[..., Coroutine[Any, Any, ResultT]],
         arguments: tuple[Any, ...],
     ) -> ResultT | Exception:
-        """Return an exception instead of raising it, because the caller may no longer wait."""
+        """Run the call. Return an exception instead of raising it, because the caller may no longer
+        be waiting."""
         if self._is_ending:
             return ConnectionEndedError(ENDING)
         if call.is_canceled:
@@ -160,38 +162,40 @@ class DriverLoop:
             raise
 
     def end(self) -> None:
-        """Prevent further calls, because the loop is about to end, and will cancel its tasks."""
+        """Reject further calls, because the loop is about to end and will cancel its tasks."""
         self._is_ending = True
 
 
 # ---------------------------------------------------------------- the watchdog
 
 PERIOD_SECONDS = 1.0
-"""Time between two checks."""
+"""Time between two checks of the loop."""
 
 LOG_SECONDS = (2, 10, 60, 300)
-"""Times after which a blocked loop is logged. After the last one, it is logged every 300 s."""
+"""How long a loop must be blocked before each log line. After the last one, a line is logged every
+300 s."""
 
 INNERMOST = 3
-"""Number of frames that the log names in addition to the driver's own."""
+"""Number of frames to log in addition to the driver's own."""
 
 _OURS = frozenset({"drakit", "drakit_daemon", "drakit_driver", "drakit_formats"})
 
 
 class Watchdog:
-    """Watches one event loop, which runs in a separate thread."""
+    """Watches one event loop that runs in a separate thread."""
 
     def __init__(
         self, driver: str, *, loop: asyncio.AbstractEventLoop, thread: int, package: str
     ) -> None:
-        """Create a watchdog. `thread` is the thread's identifier. `package` is the package of the
-        driver's class, because a call in that package is the best explanation."""
+        """Create a watchdog. `thread` is the identifier of the loop's thread. `package` is the
+        package of the driver class: a call in that package best explains why the loop is
+        blocked."""
         self._driver = driver
         self._loop = loop
         self._thread = thread
         self._package = package
         self._answered_at: float | None = None
-        """The time at which the loop last responded. All loops have the same clock."""
+        """The time at which the loop last responded. All loops use the same clock."""
         self.blocked: str | None = None
         """The call that blocks the driver's loop. None while the loop responds."""
 
@@ -207,7 +211,7 @@ class Watchdog:
             await self._wait(asked_at)
 
     def _answer(self) -> None:
-        """Record a response. Called in the watched loop."""
+        """Record that the loop responds. Called in the watched loop."""
         self._answered_at = self._loop.time()
 
     async def _wait(self, asked_at: float) -> None:
@@ -218,7 +222,8 @@ class Watchdog:
             await asyncio.sleep(PERIOD_SECONDS)
             if (answered_at := self._answered_at) is not None:
                 break
-            # Don't use the clock: a pause of the whole process is not the driver's fault.
+            # Count the periods instead of using the clock: a pause of the whole process is not the
+            # driver's fault.
             waited += PERIOD_SECONDS
             if waited >= log_after:
                 last = LOG_SECONDS[-1]
@@ -237,8 +242,8 @@ class Watchdog:
 
 
 def where_is(thread: int, *, package: str) -> str:
-    """Return the current calls of a thread: the innermost call in the driver's own code, then the
-    calls below it."""
+    """Return the current calls of a thread: the innermost call in the driver's own code, and then
+    the innermost calls of the stack."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     calls: list[tuple[str, str]] = []
     while frame is not None:
@@ -258,26 +263,26 @@ def _first(calls: Sequence[tuple[str, str]], fits: Callable[[str], bool]) -> int
     return next((index for index, (name, _) in enumerate(calls) if fits(name)), None)
 
 
-# ---------------------------------------------------------------- the end of the loop
+# ---------------------------------------------------------------- shutdown of the loop
 
 CALLS_SECONDS = 30.0
-"""How long canceled calls have to undo their work."""
+"""How long canceled calls have to clean up."""
 
 TASKS_SECONDS = 5.0
-"""How long leaked tasks, generators and threads of the driver have to end."""
+"""How long the driver's leaked tasks, generators and threads have to end."""
 
 MAX_NAMED = 10
-"""Maximum number of tasks that a log line names."""
+"""Maximum number of tasks to name in a log line."""
 
 MAX_EXITS = 10
-"""Maximum number of times that tasks may raise SystemExit through the loop during one step of its
-end."""
+"""Maximum number of times that tasks may raise SystemExit through the loop during one shutdown
+step."""
 
 _OUR_CODE = str(Path(__file__).parent)
 
 _left: set[_Task] = set()
-"""Tasks that did not end. These references prevent the garbage collector from running their cleanup
-in the thread of the daemon's loop."""
+"""Tasks that did not end. These references keep them alive, because the garbage collector would run
+their cleanup in the thread of the daemon's loop."""
 
 
 def end_loop(
@@ -298,7 +303,7 @@ def end_loop(
     for step in steps:
         _run(loop, step, driver)
     loop.close()
-    # Use another thread, because this one would wait for a job that hangs.
+    # Use a separate thread, because shutdown waits for jobs, and a job may hang.
     ending = threading.Thread(target=executor.shutdown, name=f"{driver}-end", daemon=True)
     try:
         ending.start()
@@ -312,7 +317,8 @@ def end_loop(
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
-    """Run one step, even if other tasks raise through the loop in the meantime."""
+    """Run one shutdown step to completion, even if other tasks raise through the loop in the
+    meantime."""
     task = loop.create_task(step)
     for _ in range(MAX_EXITS):
         try:
@@ -326,11 +332,11 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
 
 
 async def _end_calls() -> None:
-    """End the tasks that the runtime began, including the driver's calls and the tasks that those
-    began."""
+    """Cancel the tasks that the runtime started, including driver calls and the tasks started by
+    those calls, and wait for them."""
     calls = {task for task in _other_tasks() if _is_ours(task)}
     for call in calls:
-        # a second cancellation would interrupt the cleanup of an abandoned call
+        # a second cancellation would interrupt the cleanup of a canceled call
         if not call.cancelling():
             call.cancel()
     if calls:
@@ -352,8 +358,8 @@ async def _end_leaked_tasks(driver: str) -> None:
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:
-    """Let a generator clean up, in the loop in which it ran. If the generator has ended, this does
-    nothing."""
+    """Close a generator in the loop in which it ran, so that it can clean up. If the generator has
+    already ended, this does nothing."""
     if close is None:
         return
     closing = asyncio.ensure_future(close())

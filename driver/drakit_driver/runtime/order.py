@@ -1,20 +1,20 @@
 """
-The order of calls: calls that share a key run one at a time, in the order of their arrival. Calls
-without a common key run concurrently.
+The order of calls: calls that share a key run one at a time, in order of arrival. Calls without a
+common key run concurrently.
 
 A key is a claim (by UID), a device or a counter set (both by pool and name). A call enters the
 queues of all its keys at the same time, and runs when it is the first in each of them. A call that
-already holds the key of its claim enters further queues only for hardware. Therefore, the earliest
-of all calls is never behind another one, and no call waits forever.
+already holds the key of its claim can later enter queues only for hardware. Therefore, the earliest
+call is never behind another one, and no call waits forever.
 
-If a caller leaves (deadline, closed connection, cancellation), its running call continues, and the
-order stays the same. A running call keeps its place until its work has ended. A waiting call gives
-up its place, and those behind it still wait for the running one.
+If a caller stops waiting (deadline, closed connection, cancellation), a running call continues and
+keeps its place until its work has ended. A waiting call gives up its place, and the calls behind it
+still wait for the running one.
 
 All calls for claims use this module. The Go module for backends follows the same rule; the tests of
 both use ``proto/go/testdata/call_order.json``.
 
-Does not depend on drivers, or on the work of a call.
+Does not depend on drivers, or on what the calls do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from drakit.device import AllocatedClaim, AllocatedDevice
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, ...]
-"""The kind of a key, and its names."""
+"""A key: its kind, followed by the names that identify the object."""
 
 ResultT = TypeVar("ResultT")
 
@@ -43,7 +43,7 @@ def claim_key(uid: str) -> Key:
 
 
 def hardware_keys(devices: Iterable[AllocatedDevice]) -> frozenset[Key]:
-    """Return the keys of devices and of the counter sets that they consume."""
+    """Return the keys of devices and of the counter sets that they consume from."""
     keys: set[Key] = set()
     for device in devices:
         keys.add(("device", device.pool, device.name))
@@ -54,7 +54,7 @@ def hardware_keys(devices: Iterable[AllocatedDevice]) -> frozenset[Key]:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Place:
-    """The place of a call that is waiting or running."""
+    """The place of a waiting or running call in its queues."""
 
     keys: Collection[Key]
     """The keys of the call, without duplicates."""
@@ -63,7 +63,8 @@ class Place:
     """Called at the start of the call's turn, if it had to wait. Must return immediately."""
 
     behind: int = 0
-    """The number of queues in which other calls are ahead. 0 if it is this call's turn."""
+    """The number of queues in which other calls are ahead of this one. 0 if it is this call's
+    turn."""
 
     async def turn(self) -> None:
         """Wait for the turn of this call."""
@@ -74,17 +75,18 @@ class Place:
 
 
 class Order:
-    """The calls for one driver. Not thread-safe."""
+    """The queues of calls for one driver. Not thread-safe."""
 
     def __init__(self) -> None:
         self._lines: dict[Key, deque[Place]] = {}
-        """The places of each key, with the running one first. No queue is ever empty."""
+        """The queue of places for each key. The first place is the running call. No queue is ever
+        empty."""
         self.idle = asyncio.Event()
         """Set while there are no calls."""
         self.idle.set()
 
     def line(self, key: Key) -> Sequence[Place]:
-        """Return the places of a key in their order."""
+        """Return the queue of places for a key."""
         return tuple(self._lines.get(key, ()))
 
     def places(self) -> Collection[Place]:
@@ -96,7 +98,8 @@ class Order:
         return self._lines.keys().isdisjoint(keys)
 
     def enter(self, place: Place) -> bool:
-        """Enter the queues of a call, behind all others. Return whether it is its turn."""
+        """Add a place to the end of the queues for its keys. Return whether it is already its
+        turn."""
         for key in place.keys:
             line = self._lines.get(key)
             if line is None:
@@ -108,7 +111,7 @@ class Order:
         return not place.behind
 
     def leave(self, place: Place) -> None:
-        """Leave the queues, because the call has ended, or will not begin."""
+        """Remove a place from its queues, because the call has ended or will not begin."""
         due: list[Place] = []
         for key in place.keys:
             line = self._lines[key]
@@ -127,7 +130,8 @@ class Order:
                 each.on_turn()
 
     async def run(self, keys: Collection[Key], call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Make a call in its turn. A cancellation must end its work (see :class:`CallQueue`)."""
+        """Make a call when it is its turn. A cancellation must end the call's work (see
+        :class:`CallQueue`)."""
         place = Place(keys=keys)
         self.enter(place)
         try:
@@ -138,7 +142,7 @@ class Order:
 
 
 class CallQueue:
-    """Makes calls in order, each as a task that its caller can leave."""
+    """Makes calls in order. Each call is a task, so its caller can stop waiting for it."""
 
     def __init__(self, *, limit_seconds: float) -> None:
         """Create a queue. `limit_seconds` is the time limit for a call, from its start."""
@@ -150,17 +154,18 @@ class CallQueue:
         self, batch: Sequence[AllocatedClaim], function: Callable[[], Awaitable[ResultT]]
     ) -> ResultT:
         """
-        Make a call for a batch in its turn, which depends on all its claims and hardware.
+        Make a call for a batch when it is its turn with respect to all of its claims and hardware.
 
-        A caller that leaves ends only a waiting call. After its time limit, a call is canceled. It
-        ends when the driver has cleaned up.
+        If the caller is canceled, a waiting call ends, but a running call continues. After its time
+        limit, a call is canceled, and it ends when the driver has cleaned up.
         """
         keys = {claim_key(item.claim.uid) for item in batch}
         place = Place(keys=keys.union(*(hardware_keys(item.devices) for item in batch)))
         self._order.enter(place)
         task = asyncio.create_task(self._run(place, function))
         self._tasks.add(task)
-        # Use a callback, because a task that is canceled before its first step runs no `finally`.
+        # Use a callback, because a task that is canceled before its first step does not run
+        # `finally` blocks.
         task.add_done_callback(partial(self._ended, place))
         try:
             return await asyncio.shield(task)

@@ -1,8 +1,8 @@
 """
-Opaque parameters of claims and DeviceClasses, converted to an object of the driver's type.
+Converts the opaque parameters of claims and DeviceClasses to an object of the driver's type.
 
-The type of a Python driver's parameters is vendor code (validators, defaults), so it is used only
-in the driver's thread. The caller decides which configs apply to a device, and handles errors.
+A Python driver's parameters type is vendor code (validators, defaults), so it is used only in the
+driver's thread. The caller decides which configs apply to a device, and handles errors.
 
 Does not depend on claims or event loops.
 """
@@ -27,8 +27,7 @@ from drakit_formats.json_schema import MAX_PART, listed, shown
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 5
-"""Maximum number of problems that are named, because a message with all of them would not fit into
-an Event."""
+"""Maximum number of problems to list. A message with all of them might not fit into an Event."""
 
 
 def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,13 +48,13 @@ def with_parameters(
     lenient: bool = False,
 ) -> AllocatedDevice:
     """
-    Return a device with its validated parameters, in any of the versions.
+    Return a device with its validated parameters, which can be in any of the versions.
 
-    Invalid parameters raise :class:`BadParametersError` about the device `index`. If `lenient`,
-    they become None instead.
+    If the parameters are invalid, raise :class:`BadParametersError` for the device with this
+    `index`, or, if `lenient`, set them to None.
     """
     try:
-        # Copy them, because defaults and validators may change their input.
+        # Copy the configs, because defaults and validators may modify their input.
         configs = copy.deepcopy(device.configs)
         if versions:
             parameters = _converted(configs, kind, versions)
@@ -79,7 +78,7 @@ def _validated(kind: type[DeviceParameters], config: Mapping[str, Any]) -> Devic
 
 
 class _InvalidError(Exception):
-    """Parameters are invalid. The message names fields and reasons, or is the driver's own."""
+    """Parameters are invalid. The message contains fields and reasons, or comes from the driver."""
 
 
 # ------------------------------------------------------------ versions
@@ -87,13 +86,13 @@ class _InvalidError(Exception):
 _VERSION_KEYS = ("apiVersion", "kind")
 
 _CURRENT = ParameterVersion("")
-"""The version of parameters that have no version, unless the driver lists a different one for
-them."""
+"""The version that applies to parameters without a version, unless the driver lists a different one
+for them."""
 
 
 class _VersionError(Exception):
-    """Parameters have a version that the driver does not list. The message follows the subject of a
-    sentence."""
+    """Parameters have a version that the driver does not list. The message continues a sentence
+    whose subject is the parameters."""
 
 
 def _converted(
@@ -105,8 +104,8 @@ def _converted(
     Return the parameters, merged by key.
 
     Configs of one version are first merged and then converted, because a single config may lack
-    required keys. The results for different versions are merged after that. A later config of
-    another type, such as that of a different kind, replaces the earlier ones.
+    required keys. The results for different versions are merged after that. If a later config has
+    another parameters type, for example because its kind differs, it replaces the earlier ones.
     """
     runs: list[tuple[ParameterVersion, dict[str, Any]]] = []
     for config in configs:
@@ -195,7 +194,7 @@ def schemas_of(
 
 class _Schema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # a title that only repeats the name
+        return False  # remove a title that only repeats the name
 
 
 def _schema(
@@ -205,7 +204,7 @@ def _schema(
     schema = (version.type or kind).model_json_schema(
         ref_template=template, schema_generator=_Schema
     )
-    if reference := schema.pop("$ref", ""):  # a type that contains itself
+    if reference := schema.pop("$ref", ""):  # a recursive type
         schema |= schema["$defs"][reference.rpartition("/")[2]]
     if version.api_version:
         keys = dict(zip(_VERSION_KEYS, (version.api_version, version.kind), strict=True))
@@ -231,7 +230,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
             f"the opaque parameters for driver {driver} {are}{error}; correct them in the claim, "
             f"its template or its DeviceClass, and recreate the pod"
         )
-    # The exception's message may contain the user's values, so only log it.
+    # Only log the exception's message, because it may contain the user's values.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
     logger.error("driver failed", extra=facts)
     return (
@@ -241,7 +240,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
 
 
 def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
-    """Describe fields and reasons, but no values, because they may be secrets."""
+    """Describe validation errors by field and reason, without the values, which may be secrets."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     named: list[str] = []
     for problem in problems[:MAX_PROBLEMS]:
@@ -252,14 +251,15 @@ def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:
         named.append("and more")
-    # Only at the top level, because the type below a path can be any that pydantic supports.
+    # List the known keys only for the top level, because a nested type can be any that pydantic
+    # supports.
     if any(each["type"] == "extra_forbidden" and len(each["loc"]) == 1 for each in problems):
         named.append(f"known keys: {_known_keys(kind)}")
     return "; ".join(named)
 
 
 def _known_keys(kind: type[DeviceParameters]) -> str:
-    """Return the keys of a type, as users write them."""
+    """Return the keys of a parameters type, as users write them."""
     keys = [
         alias if isinstance(alias := field.validation_alias, str) else name
         for name, field in kind.model_fields.items()

@@ -1,15 +1,15 @@
 """
-The policies of one driver, between the host that reads them and the connection that applies them.
+Passes the policies of one driver from the host that reads them to the connection that applies them.
 
 The host offers all valid policies. The connection applies the newest offer, and reports the
-outcome: the policies are in effect, or the driver refused them and the previous ones remain. A
-driver that restarts first gets the policies in effect. Otherwise, if it refused the newest
-policies, it would run without policies.
+outcome: the policies are in effect, or the driver refused them and the previous ones remain. After
+a restart, a driver first gets the policies in effect: if it got only the newest policies and
+refused them, it would run without policies.
 
-The feed also provides the driver with the devices that claims hold, with the claims and the numbers
-of their device nodes. The host reads the checkpoint every few seconds, but the results of a recent
-prepare apply immediately. Otherwise, another policy could take over the device, and a second claim
-could be prepared with its new name.
+The feed also provides the driver with the devices that claims hold, including the claims and the
+device numbers. The host reads the checkpoint only every few seconds, so the results of a prepare
+are recorded immediately. Otherwise, another policy could take over the device, and a second claim
+could be prepared with the device under its new name.
 
 Use the feed only in the daemon's loop, except for `held`. The module does not depend on the API
 server, files or threads.
@@ -41,8 +41,8 @@ from drakit_driver.runtime.failures import kind_and_text, text_of
 from drakit_formats.resource.nodes import device_place
 
 STORED_SECONDS = 30.0
-"""Maximum time from a call that prepared claims until the checkpoint lists their devices, equal to
-two reads of it on a slow disk. A claim that is not stored by then has failed."""
+"""Maximum time from a prepare call until the checkpoint lists the claim's devices: two reads of the
+checkpoint on a slow disk. A claim that is not stored by then has failed."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
 """Policies, keyed by name. The spec of a policy for a backend is the JSON object itself."""
@@ -59,16 +59,16 @@ class _Prepared:
 
     held: HeldDevice
     until: float
-    """The end of its grace period, on the loop's clock."""
+    """The time until which the device is treated as held without being stored (loop clock)."""
 
 
 # ---------------------------------------------------------------- reading
 
 MAX_SPEC_BYTES = 64 * 1024
-"""Maximum size of a policy's spec, as JSON."""
+"""Maximum size of a policy spec, as JSON."""
 
 MAX_PROBLEM = 1024
-"""Maximum length of a problem."""
+"""Maximum length of a problem message."""
 
 
 class InvalidPolicyError(Exception):
@@ -86,7 +86,7 @@ def read_policy(
     """
     Validate a policy. Raises :class:`InvalidPolicyError`. Runs the vendor's code, and may block.
 
-    Without a `kind`, the spec remains unchanged.
+    If `kind` is None, the spec is returned unchanged.
     """
     try:
         if spec is None:
@@ -119,7 +119,7 @@ class PolicyFeed:
 
     def __init__(self) -> None:
         self.in_force: AnyPolicies | None = None
-        """The policies that the driver applied last. None if it has not applied any."""
+        """The policies that the driver last applied. None if it has not applied any."""
 
         self.refusal: str | None = None
         """The reason why the driver refused the newest policies, or None."""
@@ -128,22 +128,22 @@ class PolicyFeed:
         """Called after each attempt to apply policies."""
 
         self.on_connected: Callable[[], None] | None = None
-        """Called when another connection begins to apply policies."""
+        """Called when a new connection begins to apply policies."""
 
         self.on_invalid: Callable[[AnyPolicies, Mapping[str, str]], None] | None = None
-        """Called with offered policies of which a backend has found some invalid, and with their
-        problems, keyed by name. It must offer other policies."""
+        """Called when a backend has found some of the offered policies invalid, with the offered
+        policies and the problems, keyed by name. The callback must offer other policies."""
 
         self.held_changed = asyncio.Event()
-        """Set when the held devices change. Its only user clears it."""
+        """Set when the held devices change. Cleared by its only user."""
 
         self._reported: AnyPolicies | None = None
-        """The policies of the last report."""
+        """The policies that the driver last reported as applied or refused."""
         self._news_of_report = asyncio.Event()
         self._stored: HeldClaims = {}
         """Devices that claims hold according to the checkpoint."""
         self._prepared: Mapping[tuple[str, ClaimReference], _Prepared] = {}
-        """Devices that calls have prepared for claims since then."""
+        """Devices that calls have prepared for claims since the checkpoint was last read."""
         self._unreadable = False
         """Whether the last read of the checkpoint failed."""
         self._offered: AnyPolicies | None = None
@@ -159,7 +159,7 @@ class PolicyFeed:
 
     def held_claims(self) -> HeldClaims:
         """Return the claims that hold each device. Can be called in the driver's thread."""
-        # Read in this order, because a device moves from `_prepared` to `_stored`.
+        # Read `_prepared` first, because a device moves from there to `_stored`.
         prepared, stored = self._prepared, self._stored
         claims = {name: dict(of_device) for name, of_device in stored.items()}
         for (name, claim), each in prepared.items():
@@ -181,14 +181,15 @@ class PolicyFeed:
         self.held_changed.set()
 
     def unreadable(self) -> None:
-        """Record that the checkpoint cannot be read. Until it can, all held devices remain held."""
+        """Record that the checkpoint cannot be read. Until it can be read again, all held devices
+        remain held."""
         self._unreadable = True
 
     def prepared(self, claim: ClaimReference, device: str, held: HeldDevice) -> None:
         """Record that a call has prepared a device for a claim, with these current nodes."""
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_SECONDS
-        # Do this even if the claim is stored, because the nodes may have changed.
+        # Record the device even if the claim is stored, because its nodes may have changed.
         each = _Prepared(held=held, until=until)
         self._prepared = {**self._prepared, (device, claim): each}
         self.held_changed.set()
@@ -221,7 +222,7 @@ class PolicyFeed:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to apply, which may be an empty set of policies."""
+        """Whether policies have been offered, possibly an empty set."""
         return self._offered is not None
 
     def offer(self, policies: AnyPolicies) -> None:
@@ -230,8 +231,8 @@ class PolicyFeed:
         self._changed.set()
 
     async def next(self, applied: AnyPolicies | None) -> AnyPolicies:
-        """Wait for policies other than those that this connection got last, and return them. A new
-        connection first gets those in effect."""
+        """Wait until there are policies other than `applied`, which this connection got last, and
+        return them. A new connection first gets the policies in effect."""
         while True:
             if applied is None and self.in_force is not None:
                 return self.in_force
@@ -252,12 +253,12 @@ class PolicyFeed:
             self.on_applied()
 
     def connected(self) -> None:
-        """Record that another connection begins to apply policies."""
+        """Record that a new connection begins to apply policies."""
         if self.on_connected is not None:
             self.on_connected()
 
     def invalid(self, policies: AnyPolicies, problems: Mapping[str, str]) -> None:
-        """Record that the driver found some policies invalid, and has applied none of them."""
+        """Record that the driver found some policies invalid, and did not apply any of them."""
         if self.on_invalid is not None:
             self.on_invalid(policies, problems)
 
@@ -271,8 +272,8 @@ class PolicyFeed:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why a driver that has not listed anything must still wait. None if it does not
-        wait for policies."""
+        """The reason why a driver that has not listed any devices is still waiting. None if it is
+        not waiting for policies."""
         if not self.known:
             return (
                 "its policies are unknown: the API server has not responded yet, and this node has "
@@ -282,8 +283,8 @@ class PolicyFeed:
 
 
 def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
-    """Return the device nodes in edits that have an identity. Edits of a wrong type, which the
-    rules of CDI refuse later, have no nodes."""
+    """Return the device nodes in edits that have an identity. If the edits have a wrong type,
+    return no nodes, because CDI validation rejects such edits later."""
     given = cast("object", edits.device_nodes)
     nodes = cast("tuple[object, ...]", given) if isinstance(given, tuple | list) else ()
     return tuple(
@@ -306,8 +307,8 @@ def _is_stored(prepared: _Prepared, stored: HeldDevice | None) -> bool:
 
 
 def _renewed(nodes: Iterable[HeldNode], stored: Iterable[HeldNode]) -> tuple[HeldNode, ...]:
-    """Return the nodes of a claim that was prepared again. Its containers can still use the stored
-    nodes."""
+    """Return the nodes of a claim that was prepared again. The stored nodes are included as not
+    current, because running containers can still use them."""
     current = dict.fromkeys(nodes)
     former = [replace(node, current=False) for node in stored if node not in current]
     return (*current, *(node for node in former if replace(node, current=True) not in current))
@@ -317,7 +318,7 @@ def _merged(devices: Collection[HeldDevice]) -> HeldDevice:
     nodes = dict.fromkeys(node for each in devices for node in each.nodes)
     return HeldDevice(
         claims=tuple(dict.fromkeys(claim for each in devices for claim in each.claims)),
-        # A node that is current for any claim is current.
+        # If a node is current for any claim, omit its outdated entries.
         nodes=tuple(n for n in nodes if n.current or replace(n, current=True) not in nodes),
         shares=tuple(share for each in devices for share in each.shares),
     )

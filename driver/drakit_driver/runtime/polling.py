@@ -30,22 +30,22 @@ from drakit_driver.runtime.snapshot import snapshot_of
 logger = logging.getLogger(__name__)
 
 CONCURRENCY = 16
-"""Maximum number of concurrent calls: enough to hide a slow bus, but few enough to leave time for
-claims."""
+"""Maximum number of concurrent calls: enough to hide the latency of a slow bus, but few enough to
+leave time for claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""Time limit for a call. After it, the call is canceled, and the health of the device is
-unknown."""
+"""Time limit for a call. When it expires, the call is canceled, and the health of the device
+becomes unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
 """The minimum polling period, even if the driver sets a shorter one."""
 
 TOLERANCE_SECONDS = 0.001
-"""Devices that are due within this time are polled together, because timers are not more
-precise."""
+"""Devices that are due within this time are polled together, because timers are no more precise
+than this."""
 
 MAX_MESSAGE = 1024
-"""Maximum length that the kubelet accepts."""
+"""Maximum length of a health message that the kubelet accepts."""
 
 
 class _Polled:
@@ -56,22 +56,23 @@ class _Polled:
     def __init__(self, key: DeviceKey, device: Device) -> None:
         self.key = key
         self.device: Device | None = device
-        """The device. None if it is gone, but its call has not ended."""
+        """The device. None if the device is gone but its call has not ended."""
 
         self.reported: Health | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_overdue = False
-        """Whether the call timed out. It may continue, and only delays the next call for its
-        device."""
+        """Whether the call has timed out. It may still be running, but delays only the next call
+        for its device."""
 
 
 class HealthPolling:
-    """Polls the devices of one driver, in the loop in which it was created."""
+    """Polls the devices of one driver, in the loop in which the object was created."""
 
     def __init__(
         self, name: str, driver: Driver[Any, Any], report: Callable[[DeviceKey, Health], None]
     ) -> None:
-        """Create the polling. `report` receives the first health of each device and each change."""
+        """Create the poller. `report` is called with the first health of each device, and with each
+        change."""
         self._name = name
         self._driver = driver
         self._report = report
@@ -79,23 +80,23 @@ class HealthPolling:
         self._loop = asyncio.get_running_loop()
         self._polled: dict[DeviceKey, _Polled] = {}
         self._due: list[tuple[float, int, _Polled]] = []
-        """A heap of the devices with the times at which they are due. Entries of devices that are
-        gone are skipped."""
+        """A heap of devices by due time. Entries for devices that are gone are skipped."""
         self._order = itertools.count()
         self._calls = 0
-        """The number of calls within their time limit."""
+        """The number of calls in flight that have not timed out."""
         self._wake = asyncio.Event()
         self._logged: set[str] = set()
 
     def replaced(self, given: Inventory, ours: Inventory) -> None:
-        """Poll these devices and those of the fallback from now on. Poll new ones immediately. The
-        driver gets its own objects; the keys are those of the snapshots."""
+        """From now on, poll the devices of this inventory and of its fallback. New devices are
+        polled immediately. `health` is called with the driver's own objects, but the reports use
+        the keys of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
         present: set[DeviceKey] = set()
         for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
             if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
                 key = DeviceKey(known.pool, known.name)
-                if key not in present:  # if two have the same name, the first one applies
+                if key not in present:  # if two devices have the same key, the first one applies
                     present.add(key)
                     self._add(key, device)
         for key in self._polled.keys() - present:
@@ -182,10 +183,10 @@ class HealthPolling:
             return Health.unknown(str(CallCancelledError()))
         except DriverError as error:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
-        except BaseException as error:  # a panic of PyO3 is not an Exception
+        except BaseException as error:  # a PyO3 panic is not an Exception
             self._log_once(kind_of(error), "driver fails to report health", error)
             return Health.unknown(f"the driver failed: {kind_and_text(error)}"[:MAX_MESSAGE])
-        with suppress(Exception):  # reading the vendor's own class may raise
+        with suppress(Exception):  # the vendor's own class may raise when it is read
             if (health := validated_health(snapshot_of(answer))) is not MALFORMED_HEALTH:
                 return health
         text = f"the driver returned {kind_of(answer)}, which is not a valid Health"
@@ -193,7 +194,8 @@ class HealthPolling:
         return Health.unknown(text)
 
     def _log_once(self, kind: str, text: str, error: BaseException | None) -> None:
-        """Log a problem once per connection, instead of for each device every few seconds."""
+        """Log a kind of problem once per connection, instead of for each device every few
+        seconds."""
         if kind not in self._logged:
             self._logged.add(kind)
             facts = {"driver": self._name, "error": text}
@@ -203,6 +205,7 @@ class HealthPolling:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Retrieve a SystemExit, because the loop raises it anyway when it ends."""
+    """Retrieve the task's exception, so that asyncio does not log it. The loop raises a SystemExit
+    anyway."""
     if not task.cancelled():
         task.exception()

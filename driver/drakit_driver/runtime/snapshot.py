@@ -1,10 +1,11 @@
 """
-Takes snapshots of a source's inventories, and detects devices that are unchanged in the next one.
+Takes snapshots of a source's inventories, and detects devices that have not changed since the
+previous snapshot.
 
-Devices and edits are frozen, but their contents are the vendor's: mappings that change later,
-strings that are enums, mappings that read hardware. Therefore, a driver's objects are copied to
+Devices and edits are frozen, but the vendor controls their contents: mappings that change later,
+enums used as strings, or mappings that read hardware. Therefore, a driver's objects are copied to
 built-in types, in the driver's thread, before any other code reads them. A value of any other type
-becomes an :class:`UnsupportedValue`, so that the check that refuses the device can name the type.
+becomes an :class:`UnsupportedValue`, so that the validation error for the device can name the type.
 
 Sources list all of their devices at each change, and most are unchanged. Unchanged devices keep
 their identity, so that later layers need not compare them again.
@@ -54,18 +55,18 @@ from drakit_driver.runtime.contract import MAX_DEVICES
 from drakit_driver.runtime.failures import kind_of
 
 MAX_DEPTH = 8
-"""Maximum nesting. Deeper values are unsupported, because a dict may contain itself. Allowed values
-have fewer levels."""
+"""Maximum nesting depth. Deeper values are treated as unsupported, because a dict may contain
+itself. All allowed values have fewer levels."""
 
 STEP_DEVICES = 64
-"""Number of devices between two readings of the clock."""
+"""Number of devices to copy between clock checks."""
 
 STEP_SECONDS = 0.002
-"""Maximum time of work without a pause. Meanwhile, the daemon's loop and the driver's own calls
-wait for the interpreter."""
+"""Maximum time to work without a pause. During this time, the daemon's loop and the driver's own
+calls wait for the interpreter lock."""
 
 PAUSE_SECONDS = 0.001
-"""How long the thread pauses, so that another thread can run."""
+"""How long the thread pauses, so that other threads can run."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 AnyT = TypeVar("AnyT")
@@ -85,7 +86,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 
 _NO_EDITS = Device(name="").edits
-"""The edits of most devices: one shared object."""
+"""The default edits, which most devices have: one shared object."""
 
 _EMPTY: dict[Any, Any] = {}
 """Most mappings of most devices are empty. Sharing one object saves memory."""
@@ -95,8 +96,8 @@ _EMPTY: dict[Any, Any] = {}
 
 
 class UnsupportedValue:
-    """The placeholder for a value of an unsupported type. Each such type has a subclass with the
-    same name, which errors show."""
+    """The placeholder for a value of an unsupported type. Each unsupported type has a subclass with
+    the same name, which appears in errors."""
 
     __slots__ = ()
 
@@ -110,14 +111,14 @@ def _unsupported(name: str) -> UnsupportedValue:
 
 
 def snapshot_of(value: Any, depth: int = 0) -> Any:
-    """Return a copy of a value, or the value itself if it cannot change. Raises any error that a
-    vendor's own class raises when it is read."""
+    """Return a copy of a value, or the value itself if it cannot change. Propagates any exception
+    that a vendor's own class raises when it is read."""
     kind = cast("type[Any]", type(value))
     if kind in _SCALARS or value is _NO_EDITS:
         return value
     if kind in _FIELDS and depth < MAX_DEPTH:
         return _copy_of_fields(value, kind, depth)
-    if isinstance(value, str):  # an enum, for example
+    if isinstance(value, str):  # a subclass of str, such as an enum
         return str.__str__(value)
     if isinstance(value, int):
         return int(value)
@@ -139,7 +140,7 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
 
 
 def _copy_of_mapping(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
-    # Copy a dict in one step, because another thread of the driver may be changing it.
+    # Copy a dict in one step, because another driver thread may be changing it.
     copy = value.copy() if isinstance(value, dict) else dict(value.items())
     if not copy:
         return _EMPTY
@@ -166,8 +167,8 @@ def _copy_of_fields(value: Any, kind: type[Any], depth: int) -> Any:
 
 
 def inventory_of(listed: object) -> Inventory:
-    """Return the yielded value as an inventory with tuples of the driver's objects. Raises
-    DriverError if it is not an inventory."""
+    """Convert the yielded value to an inventory whose collections are tuples of the driver's
+    objects. Raises DriverError if it is not an inventory."""
     if not isinstance(listed, Inventory):
         return Inventory(devices=_all_of(listed, Device, "devices"))
     fallback = listed.fallback
@@ -205,14 +206,14 @@ def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
             "the driver"
         )
-    # A generator may be endless.
+    # Limit the number, because a generator may be endless.
     things = tuple(islice(cast("Iterable[Any]", listed), MAX_DEVICES + 1))
     if len(things) > MAX_DEVICES:
         raise DriverError(
             f"it listed more than {MAX_DEVICES:,} {plural}, which no node can publish; this is a "
             "bug in the driver"
         )
-    if set(map(type, things)) - {kind}:  # this check is fast, because it runs at each yield
+    if set(map(type, things)) - {kind}:  # a fast check, because it runs at each yield
         for thing in things:
             if not isinstance(thing, kind):
                 raise DriverError(
@@ -223,20 +224,20 @@ def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
 
 
 class InventorySnapshots:
-    """Takes the snapshots of one run of a driver, in its loop. An unchanged device keeps the
-    identity that it had in the previous snapshot."""
+    """Takes the snapshots of one run of a driver, in its loop. An unchanged device is the same
+    object as in the previous snapshot."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_at = 0.0
-        """The time at which the work without a pause began, on the loop's clock."""
+        """The time at which the current work without a pause began (loop clock)."""
         self._known: dict[str, dict[tuple[str, str], Any]] = {}
-        """The last snapshots of each collection, keyed by pool and name. If several have the same
-        name, the first one."""
+        """For each collection, the last snapshots, keyed by pool and name. If several have the same
+        key, the first one is kept."""
 
     async def of(self, given: Inventory) -> Inventory:
         """Return the snapshot of an inventory. Raises the errors of :func:`snapshot_of`, and
-        DriverError for reports of a wrong type."""
+        DriverError if a report has a wrong type."""
         self._began_at = self._loop.time()
         fallback = given.fallback
         return Inventory(
@@ -259,7 +260,8 @@ class InventorySnapshots:
             old = None if key is None else before.get(key)
             if old is None or not is_unchanged(thing, old):
                 copy = cast("ThingT", snapshot_of(thing))
-                # The vendor's enums and mappings can be compared only after they are copied.
+                # Compare again, because a vendor's enums and mappings can be compared only after
+                # they are copied.
                 if old is None or not is_unchanged(copy, old):
                     old = copy
             ours.append(old)
@@ -278,8 +280,8 @@ _REASONS = frozenset(get_args(RejectionReason))
 
 
 def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
-    """Return copies of the driver's reports other than devices. Users see them unchanged, so their
-    types are checked here. Raises DriverError."""
+    """Return copies of the driver's reports about rejected devices or policies. They are shown to
+    users unchanged, so their types are checked here. Raises DriverError."""
     reports = tuple([cast("ReportT", snapshot_of(each)) for each in given])
     for each in reports:
         _check_report(each)
@@ -305,7 +307,7 @@ def _check_report(report: RejectedDevice | PolicyConflict | PolicyOutcome) -> No
 
 
 def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
-    """Return pool and name as plain strings, or None if they are not strings."""
+    """Return the pool and name as plain strings, or None if either is not a string."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)
@@ -313,8 +315,8 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
 
 
 def by_key(inventory: Inventory) -> dict[tuple[str, str] | None, Device]:
-    """Return the devices of an inventory, keyed by pool and name. If several have the same name,
-    the first one applies. The fallback comes last."""
+    """Return the devices of an inventory, keyed by pool and name. If several have the same key, the
+    first one applies. The fallback comes last."""
     listed = (*inventory.devices, *(inventory.fallback or ()))
     return {key_of(each): each for each in reversed(listed)}
 
@@ -327,7 +329,8 @@ _set_values = attrgetter(*(each.name for each in fields(CounterSet)))
 
 def is_unchanged(new: ThingT, old: ThingT) -> bool:
     """
-    Return whether a device or counter set equals its previous version, which can then replace it.
+    Return whether a device or counter set equals its previous version, which can then be used
+    instead.
 
     Compares fields rather than objects, because a vendor's class may define its own comparison.
     """
@@ -337,7 +340,8 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
         if isinstance(new, CounterSet) or isinstance(old, CounterSet):
             return bool(_set_values(new) == _set_values(old))
         return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
-    except Exception:  # a value of the wrong type is copied, and a check refuses it
+    # A value of the wrong type counts as changed, and validation rejects its copy.
+    except Exception:
         return False
 
 
@@ -345,8 +349,8 @@ _FLAGS = ("allow_multiple_allocations", "binds_to_node", "evict_if_gone", "prepa
 
 
 def _same_types(new: Device, old: Device) -> bool:
-    """Return whether equal values have equal types. Python treats 1, 1.0 and True as equal, but the
-    API does not."""
+    """Return whether the values of two equal devices also have equal types. Python treats 1, 1.0
+    and True as equal, but the API does not."""
     if type(new.topology.numa_node) is not type(old.topology.numa_node):
         return False
     if any(type(getattr(new, name)) is not type(getattr(old, name)) for name in _FLAGS):
@@ -372,7 +376,8 @@ _other_parts = attrgetter(
 
 
 def same_inventory(one: Inventory, other: Inventory) -> bool:
-    """Compare inventories whose unchanged devices have kept their identity."""
+    """Return whether two inventories are equal. Unchanged devices must be the same objects in
+    both."""
     if (one.fallback is None) != (other.fallback is None):
         return False
     pairs = (
