@@ -226,8 +226,7 @@ def plugin_devices(
         except _UnlistedError as error:
             problems.append(_unlisted(device, str(error)))
             continue
-        # The driver creates these objects, so any value can be malformed.
-        except Exception as error:
+        except Exception as error:  # the driver creates them, so any value can be malformed
             why = f"cannot be checked ({type(error).__name__}: {str(error)[:200]})"
             problems.append(_unlisted(device, why))
             continue

@@ -161,8 +161,8 @@ class Reports(Protocol):
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why calls are currently impossible, or None if they are possible. Not None
-        before the first inventory."""
+        """The reason why calls are currently impossible, or None if they are possible. Before
+        the first inventory, there is always a reason."""
         ...
 
     def inventories(self) -> AsyncIterator[Update]:

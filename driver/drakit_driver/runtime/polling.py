@@ -41,8 +41,8 @@ SHORTEST_PERIOD_SECONDS = 0.1
 """The minimum polling period, even if the driver sets a shorter one."""
 
 TOLERANCE_SECONDS = 0.001
-"""Devices that are due within this time are polled together, because timers are no more precise
-than this."""
+"""Devices that are due within this time are polled together, because timers are not precise enough
+to tell them apart."""
 
 MAX_MESSAGE = 1024
 """Maximum length of a health message that the kubelet accepts."""

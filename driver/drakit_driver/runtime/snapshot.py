@@ -340,8 +340,7 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
         if isinstance(new, CounterSet) or isinstance(old, CounterSet):
             return bool(_set_values(new) == _set_values(old))
         return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
-    # A value of the wrong type counts as changed, and validation rejects its copy.
-    except Exception:
+    except Exception:  # a value has the wrong type, so validation will reject the copy
         return False
 
 
