@@ -1,12 +1,13 @@
 """
-Serves one Python driver as a backend: the whole contract of :mod:`drakit_proto.backend.v1`.
+Serves one Python driver as a backend. Implements the whole contract of
+:mod:`drakit_proto.backend.v1`.
 
-The driver runs as in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with its checks,
-its polling of health, and its restarts after a failure. This module forwards the driver's reports
-to each connected node plugin, of which there are two during a rolling update, and orders the calls
-for claims. When the driver stops, all streams end with the reason.
+The driver runs as it would in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with
+validation, health polling, and restarts after a failure. This module forwards the driver's reports
+to each connected node plugin (there are two during a rolling update), and orders the calls for
+claims. When the driver stops, all streams end with the reason.
 
-gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues
+gRPC cancels a handler as soon as its client stops waiting, but the driver call continues
 (:class:`.CallQueue`).
 """
 
@@ -68,22 +69,23 @@ from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 20.0
-"""The maximum time for calls in flight to end during a stop. A pod has 30 s by default."""
+"""Maximum time for calls in flight to end when the server stops. A pod's default termination grace
+period is 30 s."""
 
 STREAMS_SECONDS = 1.0
-"""The maximum time for streams to end after they were asked to."""
+"""Maximum time for streams to end after they have been notified of the stop."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""The maximum size of a message, according to the contract."""
+"""Maximum size of a message, according to the contract."""
 
 MAX_CALLS = 256
-"""Maximum number of calls in flight, including those that wait. A node has at most a few hundred
+"""Maximum number of calls in flight, including waiting calls. A node has at most a few hundred
 pods."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # The node plugin refuses a larger message with a sentence; the server's own error does not
-    # explain it.
+    # Leave it to the node plugin to reject larger messages: its error explains the problem, and the
+    # server's own error does not.
     ("grpc.max_send_message_length", -1),
 )
 
@@ -101,31 +103,31 @@ class ServerNode:
 
     @property
     def name(self) -> str:
-        """``metadata.name``."""
+        """The Node's ``metadata.name``."""
         return self._name
 
 
-# ---------------------------------------------------------------- reports of the driver
+# ---------------------------------------------------------------- driver reports
 
 
 class Reports:
-    """The latest reports of the driver, for any number of streams. Implements
+    """The driver's latest reports, for any number of streams. Implements
     :class:`.EndpointListener`."""
 
     def __init__(self) -> None:
         self.message: pb.WatchDevicesResponse | None = None
-        """The devices. None while the driver is stopped."""
+        """The message with the devices. None while the driver is stopped."""
         self.stop_reason = ""
         self.stops = 0
-        """The number of stops so far."""
+        """How many times the driver has stopped."""
         self._messages: dict[int, tuple[Device, pb.Device]] = {}
-        """The messages of the current devices, keyed by identity. Unchanged devices keep their
+        """The current devices and their messages, keyed by object ID. Unchanged devices keep their
         message."""
         self._health: dict[DeviceKey, Health] = {}
         self._watchers: set[LatestValue[Any]] = set()
         self.ended = False
         self.news = asyncio.Event()
-        """Set, and replaced, when the fields above change."""
+        """Set, and replaced by a new event, when the fields above change."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """Implement :meth:`.EndpointListener.replaced`."""
@@ -156,11 +158,13 @@ class Reports:
         before: Mapping[int, tuple[Device, pb.Device]],
         inventory: pb.WatchDevicesResponse,
     ) -> list[pb.Device]:
-        """Return the messages of devices. Malformed devices are rejected in `inventory`."""
+        """Return the messages of devices. Malformed devices are added to `inventory` as
+        rejected."""
         messages: list[pb.Device] = []
         for device in devices:
             known = before.get(id(device))
-            # Check here, because a message would convert some wrong values, such as true to 1.
+            # Validate before the conversion, which would turn some wrong values into valid ones,
+            # such as true into 1.
             if known is None and (problems := device_problems(device)):
                 _log_malformed(add_malformed(inventory, device, problems))
                 continue
@@ -183,7 +187,7 @@ class Reports:
         self._notify()
 
     def end(self) -> None:
-        """End all streams, because the process stops."""
+        """End all streams, because the process is stopping."""
         self.ended = True
         self._notify()
         for watcher in self._watchers:
@@ -195,7 +199,7 @@ class Reports:
 
     @contextmanager
     def watch_health(self) -> Generator[LatestValue[Any]]:
-        """Watch the health of devices: first the health of all devices, then each change."""
+        """Watch device health: first the health of all devices, and then each change."""
         watcher = LatestValue[Any](pace_seconds=0)
         for each in self._health.items():
             watcher.report(*each)
@@ -215,7 +219,7 @@ def _log_malformed(rejected: pb.RejectedDevice) -> None:
 
 
 class DriverService(pb_grpc.BackendServicer):
-    """The methods of the contract, for one driver."""
+    """Implements the methods of the contract for one driver."""
 
     def __init__(
         self,
@@ -256,7 +260,7 @@ class DriverService(pb_grpc.BackendServicer):
     async def WatchDevices(
         self, request: pb.WatchDevicesRequest, context: AnyContext
     ) -> AsyncGenerator[pb.WatchDevicesResponse]:
-        """Send the devices at each change, until the driver stops."""
+        """Send the devices, now and at each change, until the driver stops."""
         reports, stops, sent = self._reports, self._reports.stops, None
         while not reports.ended:
             news = reports.news  # read this first, so that no later change is missed
@@ -271,7 +275,7 @@ class DriverService(pb_grpc.BackendServicer):
     async def WatchHealth(
         self, request: pb.WatchHealthRequest, context: AnyContext
     ) -> AsyncGenerator[pb.WatchHealthResponse]:
-        """If the driver is polled for health, send the health of all devices, and then each
+        """If the driver is polled for health, send the health of all devices first, and then each
         change."""
         if not self._driver.traits.polls_health:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no method health")
@@ -304,7 +308,7 @@ class DriverService(pb_grpc.BackendServicer):
     async def UpdateHeldDevices(
         self, request: pb.UpdateHeldDevicesRequest, context: AnyContext
     ) -> pb.UpdateHeldDevicesResponse:
-        """Store the devices that claims hold, for the driver."""
+        """Store the devices that claims hold, so that the driver can read them."""
         feed = await self._feed_of(context)
         feed.stored(held_of(request.claims))
         return pb.UpdateHeldDevicesResponse()
@@ -320,14 +324,14 @@ class DriverService(pb_grpc.BackendServicer):
     async def PrepareClaims(
         self, request: pb.PrepareClaimsRequest, context: AnyContext
     ) -> pb.PrepareClaimsResponse:
-        """Prepare claims. Each has a separate result."""
+        """Prepare claims. Each claim has a separate result."""
         answers = await self._answers(request.claims, context, self._endpoint.prepare)
         return pb.PrepareClaimsResponse(claims=[prepared_message(*each) for each in answers])
 
     async def UnprepareClaims(
         self, request: pb.UnprepareClaimsRequest, context: AnyContext
     ) -> pb.UnprepareClaimsResponse:
-        """Unprepare claims, and reset their devices if the driver implements that."""
+        """Unprepare claims, and reset their devices if the driver supports that."""
         if not self._driver.traits.side_effects:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no side effects")
         answers = await self._answers(request.claims, context, self._endpoint.unprepare)
@@ -387,8 +391,8 @@ class DriverServer:
     def __init__(
         self, driver: LoadedDriver, node: ServerNode, *, path: Path, peers: Collection[int] = ()
     ) -> None:
-        """Create the server in the loop that serves. `peers` are users that can connect to the
-        socket at `path`, in addition to root and the driver's own user."""
+        """Create the server. Call this in the loop that serves. `peers` are the user IDs that can
+        connect to the socket at `path`, in addition to root and the driver's own user."""
         self._driver = driver
         self._reports = Reports()
         self._is_stopping = False
@@ -412,7 +416,7 @@ class DriverServer:
         return self._endpoint.blocked
 
     def unconnected(self) -> str | None:
-        """Implement :meth:`.Probed.unconnected`. During an update, the successor does not need a
+        """Implement :meth:`.Probed.unconnected`. During an update, the new instance does not need a
         connection while its predecessor is serving."""
         if self.monitor.streams["WatchDevices"]:
             return None
@@ -448,7 +452,7 @@ class DriverServer:
 
     async def start(self) -> None:
         """Start the driver, and then create the socket. Raises :class:`SettingsError` if the driver
-        rejects its configuration, or the socket cannot be created."""
+        rejects its configuration, or if the socket cannot be created."""
         await start_driver(self._driver, self._endpoint)
         try:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
@@ -458,7 +462,8 @@ class DriverServer:
                 "writable"
             ) from error
         await self._server.start()
-        self._socket.publish()  # only a few system calls; a thread would use more memory
+        # Only a few system calls, so no separate thread, which would use more memory.
+        self._socket.publish()
         logger.info("driver is served", extra=self._facts)
 
     async def run(self) -> None:
@@ -466,8 +471,9 @@ class DriverServer:
         await self._endpoint.run()
 
     async def drain(self) -> None:
-        """Prepare for a stop, while :meth:`run` continues. The socket is removed first, so that the
-        node plugin finds the next instance, and calls in flight end before the streams do."""
+        """Prepare for a stop while :meth:`run` continues. Remove the socket first, so that the node
+        plugin finds the next instance, and then wait for calls in flight, so that they end before
+        the streams do."""
         logger.info("driver is stopping", extra=self._facts)
         self._is_stopping = True
         await asyncio.to_thread(self._socket.remove)
@@ -482,7 +488,7 @@ class DriverServer:
 
 
 class Server(Probed, Protocol):
-    """An interface for serving a driver, such as :class:`DriverServer`."""
+    """A server for one driver, such as :class:`DriverServer`."""
 
     async def start(self) -> None: ...
     async def run(self) -> None: ...
@@ -492,12 +498,12 @@ class Server(Probed, Protocol):
 
 async def serve(make: Callable[[], Server], *, probe_port: int | None = None) -> None:
     """Serve a driver until SIGTERM or SIGINT. Raises the errors of :meth:`DriverServer.start`.
-    `make` is called in the loop that serves. Without a `probe_port`, there are no probes."""
+    `make` is called in the loop that serves. If `probe_port` is None, no probes are served."""
     stopping = tasks.stop_signals()
     server = make()
     probes = DriverProbes(server)
     try:
-        # Start the probes first, because a driver that starts slowly is alive.
+        # Start the probes first, because a driver that is slow to start is still alive.
         if probe_port is not None:
             await probes.start(probe_port)
         await server.start()

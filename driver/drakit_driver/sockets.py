@@ -1,14 +1,14 @@
 """
-The socket of a driver's server: created under a hidden name, then renamed to its path.
+The socket of a driver's server. It is created under a hidden name, and then renamed to its path.
 
 Because of the rename, the socket is never visible with wrong permissions, and the path always
 exists during a rolling update, in which the new instance replaces the socket of the previous one.
 The node plugin ignores names that begin with a dot.
 
-Only processes of the driver's own user, of root, and of the users in an option can connect, because
-any process that can connect can prepare claims. The kernel refuses the others, because gRPC for
-Python does not expose the user of a peer. If the driver is not root, an access control list admits
-root, because the node plugin has no capability that overrides permissions.
+Any process that can connect can prepare claims, so only the driver's own user, root, and the users
+given in an option can connect. File permissions enforce this, because gRPC for Python does not
+expose the user of a peer. If the driver is not root, an access control list gives root access,
+because the node plugin does not have a capability that overrides permissions.
 
 Does not depend on the service.
 """
@@ -29,14 +29,13 @@ from drakit.settings import SettingsError
 from drakit_daemon.sockets import refuses_connections
 
 NAME = "driver.sock"
-"""The name of the socket in a directory."""
+"""The file name of the socket in a directory."""
 
 SUFFIX = ".sock"
 
 
 def socket_path(*, file: Path | None, directory: Path | None) -> Path:
-    """Return the path of the socket for the command line arguments. Raises
-    :class:`SettingsError`."""
+    """Return the socket path for the command line arguments. Raises :class:`SettingsError`."""
     path = file if directory is None else directory / NAME
     assert path is not None
     path = path.absolute()
@@ -60,22 +59,22 @@ def socket_path(*, file: Path | None, directory: Path | None) -> Path:
 
 
 class ServerSocket:
-    """One socket, which first listens under :attr:`hidden`, and then at its path."""
+    """One socket, which first listens at :attr:`hidden`, and then at its path."""
 
     def __init__(self, path: Path, *, peers: Collection[int] = ()) -> None:
-        """Create the socket. `peers` are users that can connect, in addition to root and the
-        driver's own user."""
+        """Create the object, but not the socket file. `peers` are the user IDs that can connect, in
+        addition to root and the driver's own user."""
         self.path = path
         self._peers = {0, *peers} - {os.geteuid()}
-        # The hidden name is as long as the shortest name of a socket, so that the kernel accepts
-        # either both names or neither.
+        # The hidden name is as long as the shortest socket name. Therefore, if the kernel accepts
+        # the path, it also accepts the hidden one.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
         self._predecessor: int | None = None
-        """A descriptor of the socket that this one replaced."""
+        """A file descriptor of the socket that this one replaced."""
 
     def publish(self) -> None:
-        """Move the socket, which listens under the hidden name, to its path. Raises
+        """Move the socket, which is listening under the hidden name, to its path. Raises
         :class:`SettingsError`. Blocks."""
         try:
             with suppress(FileNotFoundError):
@@ -128,12 +127,14 @@ class ServerSocket:
         self._forget_predecessor()
         with suppress(OSError):
             self.hidden.unlink()
-        # Do this only once, because another instance's socket can get the same inode number.
+        # Remove the socket only once, because another instance's socket can get the same inode
+        # number.
         own, self._own = self._own, None
         with suppress(OSError):
             if own is None or socket_identity(self.path) != own:
                 return
-            # Another instance can rename its socket to the path at this moment.
+            # Rename the socket and check it again, because another instance can rename its own
+            # socket to the path at this moment.
             self.path.rename(self.hidden)
             if socket_identity(self.hidden) == own:
                 self.hidden.unlink()
@@ -148,7 +149,7 @@ _NO_ID = 0xFFFF_FFFF
 
 
 def access_list(users: Collection[int]) -> bytes:
-    """Return the access control list of a file that only its owner and these users can use, in the
+    """Return an access control list that gives only a file's owner and these users access, in the
     kernel's format (linux/posix_acl_xattr.h)."""
     entries = [
         (_OWNER, _READ_WRITE, _NO_ID),
@@ -161,8 +162,8 @@ def access_list(users: Collection[int]) -> bytes:
 
 
 def socket_identity(path: Path) -> tuple[int, ...] | None:
-    """Identify the socket at a path, to distinguish it from later ones. None if there is none.
-    Blocks."""
+    """Return a value that distinguishes the socket at a path from later ones, or None if there is
+    no socket. Blocks."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -171,5 +172,5 @@ def socket_identity(path: Path) -> tuple[int, ...] | None:
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
-    # Include the time, because a new socket can get the inode number of a removed one.
+    # Include the modification time, because a new socket can get the inode number of a removed one.
     return found.st_dev, found.st_ino, found.st_mtime_ns

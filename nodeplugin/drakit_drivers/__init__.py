@@ -1,1 +1,2 @@
-"""The drivers that drakit includes. They use only the public API, and are found by entry point."""
+"""The drivers that are included in drakit. They use only the public API, and are found by entry
+point."""

@@ -1,18 +1,18 @@
 """
-One run of a Python driver: created, served and closed in its own thread and event loop.
+One run of a Python driver, which is created, served and closed in its own thread and event loop.
 
 Vendor code never runs in the loop that serves the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
-those need a backend. :mod:`.endpoint` decides when to connect again. :mod:`.loop` calls into the
-driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and :mod:`.polling`
-polls the health of its devices.
+such drivers must run as backends. :mod:`.endpoint` decides when to connect again. :mod:`.loop`
+calls into the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and
+:mod:`.polling` polls the health of its devices.
 
-A driver that yields too fast is stopped. Only inventories of the wrong type and endless yields are
-refused here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the
-newest inventory. The device manager checks each device, and omits only those that cannot be
+A driver that yields too fast is stopped. This module rejects only inventories of the wrong type and
+endless yields, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of
+the newest inventory. The device manager validates each device, and omits only those that cannot be
 published.
 
-Does not depend on claims beyond their identity, slices, gRPC or the kubelet.
+Knows only the identity of claims. Does not depend on slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -48,32 +48,34 @@ from drakit_driver.runtime.snapshot import InventorySnapshots, inventory_of
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""The maximum duration of a driver's constructor before the daemon continues without it."""
+"""Maximum time to wait for a driver's constructor before the daemon continues without the
+driver."""
 
 LIST_SECONDS = 2.0
-"""The maximum time for a new driver to list its devices before the daemon serves without it. The
-kubelet may be waiting for a claim, and would have to retry."""
+"""Maximum time to wait for a new driver to list its devices before the daemon starts serving. The
+wait is worthwhile because the kubelet may be waiting for a claim, and would have to retry."""
 
 CLOSE_SECONDS = 5.0
-"""How long the daemon waits for the end of a driver. Its thread does not delay the process."""
+"""How long the daemon waits for a driver to end. After that, the driver's thread does not delay the
+exit of the process."""
 
 
 # ---------------------------------------------------------------- inventories
 
 MAX_YIELDS = 2000
-"""Maximum number of inventories per second, and in a burst. A bus that reports each event stays far
-below this limit; a loop that does not wait far exceeds it."""
+"""Maximum number of inventories per second, and in a burst. A driver that yields on every bus event
+stays far below this limit, and a loop without waits far exceeds it."""
 
 COUNTED_DEVICES = 8_192
-"""An inventory is counted again for each multiple of this number of devices, because processing it
-takes longer."""
+"""An inventory counts once more for each multiple of this number of devices, because it takes
+longer to process."""
 
 SNAPSHOT_SECONDS = 0.05
-"""Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
-times a second."""
+"""Time between two snapshots. A snapshot of 1,000 devices takes 2 ms in this thread, and a driver
+may yield 2,000 times a second."""
 
 TURN_SECONDS = 0.005
-"""How long a stream that does not wait may occupy the driver's loop before other calls run."""
+"""How long a stream that never waits can occupy the driver's loop before other calls get a turn."""
 
 
 class FloodError(DriverError):
@@ -87,7 +89,7 @@ class FloodError(DriverError):
 
 
 class UnreadableError(DriverError):
-    """Reading the value that a driver yielded raises an exception."""
+    """The value that a driver yielded raises an exception when it is read."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
@@ -97,7 +99,8 @@ class UnreadableError(DriverError):
 
 
 def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
-    """Return a driver's stream. Raises :class:`DriverError` if there is no stream."""
+    """Return a driver's inventory stream. Raises :class:`DriverError` if the driver does not return
+    one."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):
         return cast("AsyncIterator[object]", stream)
@@ -112,10 +115,10 @@ def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
 
 async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[Inventory]) -> None:
     """
-    Read a driver's stream until it ends, into a cell of the same loop.
+    Read a driver's stream until it ends, and write its inventories to a cell of the same loop.
 
-    Raises the stream's exceptions. Raises :class:`DriverError` for a value that is not an inventory
-    or cannot be read, and if the driver yields too fast. The stream is not closed.
+    Raises the stream's exceptions. Raises :class:`DriverError` if a value is not an inventory or
+    cannot be read, or if the driver yields too fast. Does not close the stream.
     """
     loop = asyncio.get_running_loop()
     allowed = float(MAX_YIELDS)
@@ -126,7 +129,8 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
             listed = await anext(stream)
         except StopAsyncIteration:
             return
-        # Only the driver's own time counts, because our time would hide an endless stream.
+        # Add to the allowance only for time spent in the driver: counting our own processing time
+        # would hide an endless stream.
         allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
         try:
             given = inventory_of(listed)
@@ -157,8 +161,8 @@ class PythonConnector:
         *,
         policies: PolicyFeed | None = None,
     ) -> None:
-        """Create a connector. `make` is called in the driver's thread, once per run. A driver that
-        has `policies` lists its devices only after it has received them."""
+        """Create a connector. `make` is called in the driver's thread, once per run. If `policies`
+        is set, the driver lists its devices only after it has applied policies."""
         self._name = name
         self._make = make
         self._traits = traits
@@ -170,19 +174,19 @@ class PythonConnector:
         Start the driver.
 
         Raises :class:`DriverError` if the driver rejects its configuration, and any other error if
-        it cannot be started now. A slow driver is returned before it is ready, and continues to
-        start.
+        it cannot be started now. If the driver is slow to start, return before it is ready, and let
+        it continue.
         """
         if self._last is not None:
-            # Two runs of a driver must not overlap, because the first may hold hardware that the
-            # next one needs.
+            # Two runs of a driver must not overlap, because the previous run may hold hardware that
+            # the next one needs.
             await self._last.gone()
         self._last = PythonConnection(self._name, self._make, self._traits, self._policies)
         await self._last.start()
         return self._last
 
     async def ended(self) -> None:
-        """Wait until no part of the last run is left."""
+        """Wait until no part of the last run is still running."""
         if self._last is not None:
             await self._last.gone()
 
@@ -197,23 +201,22 @@ class PythonConnection:
         traits: DriverTraits,
         policies: PolicyFeed | None,
     ) -> None:
-        """Create a connection. `make` is called in the thread."""
+        """Create a connection. `make` is called in the driver's thread."""
         self._name = name
         self._make = make
         self._traits = traits
         self._policies = policies
         self._home = asyncio.get_running_loop()
         self._latest = LatestValue[Inventory]()
-        # Written in the daemon's loop, from reports of the thread.
+        # The following are written in the daemon's loop, from reports of the thread.
         self._started: asyncio.Future[tuple[DriverCalls, DriverLoop]] = self._home.create_future()
         self._gone: asyncio.Future[None] = self._home.create_future()
         self._is_closing = False
         self._watchdog: Watchdog | None = None
         self._background: list[asyncio.Task[None]] = []
-        # Written in the thread.
+        # The following are written in the thread.
         self._configured = asyncio.Event()
-        """Set once the driver has applied policies, because it would withdraw its devices without
-        any."""
+        """Set once the driver has applied policies. Before that, it would withdraw its devices."""
         self._package = ""
         self._has_listed = False
         self._main: asyncio.Task[None] | None = None
@@ -224,10 +227,11 @@ class PythonConnection:
 
     async def start(self) -> None:
         """
-        Create the driver, and give it a moment to list its devices. A slow driver continues to
+        Create the driver, and wait briefly until it lists its devices. A slow driver continues to
         start.
 
-        Raises :class:`DriverError` if the driver refuses, and any other error if it fails.
+        Raises :class:`DriverError` if the driver rejects its configuration, and any other error if
+        it fails.
         """
         try:
             self._thread.start()
@@ -242,8 +246,8 @@ class PythonConnection:
                     async with asyncio.timeout(LIST_SECONDS):
                         await self._latest.wait()
         except TimeoutError:
-            # Nothing can end the driver's thread. A second thread would also hang, and a driver
-            # that takes longer than this would never be available.
+            # Keep waiting for this thread, which cannot be killed. A second thread would also hang,
+            # and a driver that takes longer than this to start would never become available.
             facts = {"driver": self._name, "where": self._where()}
             logger.error("driver is slow to start", extra=facts)
         except asyncio.CancelledError:
@@ -279,8 +283,8 @@ class PythonConnection:
         return updates_of(self._latest)
 
     async def close(self) -> None:
-        """Implement :meth:`.Connection.close`. A driver that does not end in time is abandoned."""
-        self._is_closing = True  # a driver that is still starting is ended once it has started
+        """Implement :meth:`.Connection.close`. If the driver does not end in time, abandon it."""
+        self._is_closing = True  # a driver that is still starting is closed once it has started
         self._cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -291,7 +295,7 @@ class PythonConnection:
 
     def _cancel(self) -> None:
         if self._main is not None:
-            with suppress(RuntimeError):  # it is already closed, so the loop is ending
+            with suppress(RuntimeError):  # the loop is already closed
                 self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
     # ------------------------------------------------------------ in the daemon's loop: calls
@@ -402,7 +406,7 @@ class PythonConnection:
     async def _serve(
         self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
     ) -> None:
-        """Run the parts of the connection. The first one that ends cancels the others."""
+        """Run the parts of the connection. When one of them ends, cancel the others."""
         if self._policies is not None:
             await self._configured.wait()
         latest = LatestValue[Inventory](pace_seconds=SNAPSHOT_SECONDS)
@@ -424,8 +428,8 @@ class PythonConnection:
     async def _list(
         self, latest: LatestValue[Inventory], calls: DriverCalls, polling: HealthPolling | None
     ) -> None:
-        """Pass on a snapshot of the newest inventory, until canceled. The driver's own objects
-        remain with the driver."""
+        """Until canceled, publish a snapshot of each newest inventory. The driver's own objects do
+        not leave its thread."""
         snapshots = InventorySnapshots()
         while True:
             given, _ = await latest.next()
@@ -443,8 +447,8 @@ class PythonConnection:
                 polling.replaced(given, ours)
 
     def _end(self, error: BaseException | None, *, refuses: bool = False) -> str:
-        """Report why the connection ended, and return the reason: the exception's type and
-        message."""
+        """Report the reason why the connection ended, such as the exception's type and message.
+        Return the reason."""
         if error is None:
             reason = "its stream ended"
         elif isinstance(error, asyncio.CancelledError):
@@ -454,12 +458,13 @@ class PythonConnection:
             reason = text_of(error)
         else:
             reason = kind_and_text(error)
-        # For a DriverError, its message is sufficient.
+        # Don't log a traceback for a DriverError, because its message is sufficient.
         understood = isinstance(error, DriverError | asyncio.CancelledError | None)
         if not understood or isinstance(error, UnreadableError):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)
         ended = ConnectionEndedError(reason, disorderly=isinstance(error, FloodError))
-        # Don't pass on the driver's own error, because its class may be vendor code.
+        # Create a new error instead of passing on the driver's own, because its class may be vendor
+        # code.
         self._notify(self._is_over, ended, DriverError(reason) if refuses else None)
         return reason

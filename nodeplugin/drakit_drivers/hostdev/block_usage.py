@@ -6,8 +6,8 @@ loop device, or if another device is built on it (``holders`` in sysfs, which :m
 Some uses are invisible: ZFS opens a device like any other program, and mounts in other mount
 namespaces are not listed.
 
-A file that cannot be read or parsed raises :class:`.sysfs.UnreadableError`, because a skipped line
-could be the one that shows the use.
+If a file cannot be read or parsed, :class:`.sysfs.UnreadableError` is raised, because a skipped
+line could be the one that shows that a device is in use.
 
 Does not depend on policies or claims.
 """
@@ -29,21 +29,23 @@ T = TypeVar("T")
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})")
 
 _VOLUME = re.compile(r"/pods/[^/]+/volume|/plugins/kubernetes[.]io/")
-"""The kubelet's mount points for volumes, their subPaths and raw devices, and those of CSI."""
+"""Matches mount points of the kubelet and of CSI for volumes, including subPaths and raw
+devices."""
 
 _ANONYMOUS = "0:"
-"""Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
+"""The major number, with its colon, of file systems that do not belong to a single device (btrfs,
+overlay, tmpfs)."""
 
 _NO_LOOKUP_NEEDED = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
-"""Anonymous file systems whose sources need not be resolved (such as ``/dev/root``). sysfs lists
-the devices of a btrfs, and the others have no devices."""
+"""Types of anonymous file systems whose sources (such as ``/dev/root``) need not be resolved: sysfs
+lists the devices of a btrfs, and the other types have no block devices."""
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> Mapping[str, str]:
-    """Return the use of each block device that is mounted or a swap area, keyed by ``MAJOR:MINOR``.
-    A use is a short description, such as ``mounted at /``."""
+    """Return how each block device in use is used, keyed by ``MAJOR:MINOR``. Each value is a short
+    description, such as ``mounted at /``."""
     mounts = _parse(mountinfo, parse_mountinfo)
     swapped = _parse(swaps, parse_swaps)
     sources = _Sources(sysfs, dev_root)
@@ -52,13 +54,14 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
         for number in _numbers_of_mount(mount, sources):
             used.setdefault(number, mount.place)
     for path in swapped:
-        if path.startswith("/dev/"):  # otherwise, it is a file on a mounted file system
+        if path.startswith("/dev/"):  # otherwise, the swap area is a file on a mounted file system
             for number in sources.numbers(path, what="a swap area"):
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
     for name, directory in sources.directories.items():
-        # Like a program, a loop device opens its block device without being listed as a holder.
+        # A loop device opens its backing block device as a program would, so it is not listed as a
+        # holder.
         backing = read_attribute(directory / "loop", "backing_file") or ""
         if backing.startswith("/dev/"):
             for number in sources.find(backing) or ():
@@ -78,7 +81,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
     if not anonymous:
         yield mount.number
     if mount.fs_type == "devtmpfs" and mount.root != "/":
-        # A device node that is mounted over a file, for example a raw volume of a pod.
+        # The mount may be a device node that is mounted over a file, such as a raw volume of a pod.
         yield from sources.find(f"/dev{mount.root}") or ()
     elif not mount.source.startswith("/dev/"):
         return
@@ -90,7 +93,8 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
 
 
 def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
-    # A btrfs has an anonymous number, and its mount names only one of its devices.
+    # Read sysfs, because a btrfs has an anonymous device number, and its mount names only one of
+    # its devices.
     for volume in entries(sysfs.root / "fs" / "btrfs"):
         for member in entries(volume / "devices"):
             number = read_attribute(member, "dev")
@@ -99,26 +103,26 @@ def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
 
 
 class _Sources:
-    """Resolves a path to block devices. The path can be a node, a link or a kernel name."""
+    """Resolves a path to block devices. The path can be a device node, a link or a kernel name."""
 
     def __init__(self, sysfs: Sysfs, dev_root: Path) -> None:
         self.directories = sysfs.block_directories()
         self._dev_root = dev_root
 
     def numbers(self, path: str, *, what: str) -> tuple[str, ...]:
-        """Return the numbers of the devices. Raises an error if they cannot be determined."""
+        """Return the device numbers. Raises UnreadableError if they cannot be determined."""
         found = self.find(path)
         if found is None:
             raise UnreadableError(Path(path), f"no device has this path ({what})")
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Return the numbers of the devices. Empty if the path is not a block device, and None if
-        that is unknown."""
+        """Return the device numbers. Empty if the path is not a block device, and None if that
+        cannot be determined."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:
             return whole
-        # bcachefs names all its devices in one source.
+        # A bcachefs mount lists all its devices in one source.
         parts = [self._find_one(part) for part in path.split(":")]
         return None if None in parts else tuple(n for part in parts if part for n in part)
 
@@ -127,7 +131,7 @@ class _Sources:
         try:
             node = (self._dev_root / name).stat()
         except OSError:
-            # sysfs writes '/' in a device's name as '!'.
+            # In sysfs, '/' in a device name is replaced with '!'.
             directory = self.directories.get(name.replace("/", "!"))
             number = directory and read_attribute(directory, "dev")
             return (number,) if number else None
@@ -141,14 +145,14 @@ class _Sources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MountEntry:
-    """The fields of a mount that concern devices."""
+    """The device-related fields of a mount."""
 
     number: str
-    """``MAJOR:MINOR`` of the file system. The major number is 0 if it belongs to no single
-    device."""
+    """``MAJOR:MINOR`` of the file system. The major number is 0 if the file system does not belong
+    to a single device."""
 
     root: str
-    """The part of the file system that is mounted."""
+    """The path within the file system that is mounted."""
 
     mount_point: str
     fs_type: str
@@ -156,14 +160,13 @@ class MountEntry:
 
     @property
     def is_volume(self) -> bool:
-        """Whether it is a volume of a pod. If so, its mount point and source contain names that
-        tenants chose."""
+        """Whether the mount is a pod volume. If so, its mount point and source contain names chosen
+        by tenants."""
         return _VOLUME.search(self.mount_point) is not None
 
     @property
     def place(self) -> str:
-        """A short description of the mount point, which is safe to show to users of other
-        namespaces."""
+        """A short description of the mount, which is safe to show to users of other namespaces."""
         return (
             "mounted as a volume of a pod" if self.is_volume else f"mounted at {self.mount_point}"
         )
@@ -180,7 +183,7 @@ def parse_mountinfo(text: str) -> list[MountEntry]:
 
 
 def _mount(line: str) -> MountEntry:
-    # Split at single spaces: a source may be empty, which leaves two spaces in a row.
+    # Split at single spaces, because an empty source leaves two consecutive spaces.
     fields = line.split(" ")
     try:
         separator = fields.index("-", 6)
@@ -199,7 +202,7 @@ def _mount(line: str) -> MountEntry:
 
 
 def parse_swaps(text: str) -> list[str]:
-    """Return the paths of swap areas. Raises ValueError if the content is not that of
+    """Return the paths of swap areas. Raises ValueError if the content does not have the format of
     ``/proc/swaps``."""
     header, *lines = text.split("\n")
     if not header.startswith("Filename"):

@@ -1,9 +1,9 @@
 """
-Lists every device node that a policy could publish, with the outcome of the current policies, and a
-policy that publishes only this device.
+Lists every device node that a policy could publish, with the outcome of the current policies, and
+with a suggested policy that publishes only this device.
 
-The results come from the driver's own scan. Each device without a policy is scanned with a
-suggested policy, so that users see in advance whether the driver would refuse it.
+The results come from the driver's own scan code. Each device without a policy is scanned with its
+suggested policy, so that users see in advance whether the driver would refuse to publish it.
 
 Does not depend on claims: a device that a claim holds can have a different name in the running
 driver.
@@ -36,26 +36,26 @@ from drakit_drivers.hostdev.sysfs import Sysfs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A device node."""
+    """A device node that a policy could publish."""
 
     host: HostDevice
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """The attributes that the published device has, or would have."""
 
     names: tuple[str, ...] = ()
-    """The names under which it is published. Several if the device has copies."""
+    """The names under which the device is published. More than one if it has copies."""
 
     policy: str | None = None
-    """The policy that matches it, or None."""
+    """The policy that decides about the device, or None."""
 
     reason: str | None = None
-    """The reason why it is not published although a policy matches it."""
+    """The reason why the device is not published although a policy matches it."""
 
     refusal: str | None = None
-    """The reason why the suggested policy would not publish it."""
+    """The reason why the suggested policy would not publish the device."""
 
     others: tuple[str, ...] = ()
-    """Other policies that match it but do not get it."""
+    """Other policies that match the device but do not get it."""
 
     suggestion: Mapping[str, Any] | None = None
     """The spec of a policy that publishes only this device, or None."""
@@ -65,8 +65,8 @@ def find_candidates(
     config: HostDevicesConfig, policies: Sequence[HostPolicy], *, subsystem: str | None = None
 ) -> list[Candidate]:
     """
-    Find the device nodes of this host. Blocks for a few seconds on a host with many devices. Raises
-    DriverError if a file of a device cannot be read.
+    Find the candidates on this host. Blocks, for a few seconds on a host with many devices. Raises
+    DriverError if a device's file cannot be read.
 
     :param policies: the policies of the node, in order of precedence.
     :param subsystem: only devices of this subsystem.
@@ -75,7 +75,8 @@ def find_candidates(
     hosts = list(_hosts(config, subsystem))
     selection = host.scan(policies).selection
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
-    # Two nodes of one function would conflict if their policies did not both share it.
+    # Let every suggested policy share its device: two nodes of one function would otherwise
+    # conflict.
     shared = {"sharing": Sharing(mode="Users", users=1)}
     trials = (each.model_copy(update=shared) for each in specs.values())
     trial = host.scan([policy_of_file(f"p{n}", each) for n, each in enumerate(trials)]).selection
@@ -187,12 +188,12 @@ def _is_one_unit(hosts: Sequence[HostDevice]) -> bool:
 
 
 def _suggestions(host: HostDevice) -> Iterator[dict[str, Any]]:
-    """Yield specs, starting with the most stable description of the device."""
+    """Yield possible specs, starting with the most stable description of the device."""
     by_id = sorted(link for link in host.links if "/by-id/" in link)
     by_path = sorted(link for link in host.links if "/by-path/" in link)
     for matcher in (
         *_of_usb(host),
-        # World wide names are the most stable names, and sort last.
+        # Reverse the links: World Wide Names are the most stable, and sort last.
         *({"paths": [_as_glob(link)]} for link in reversed(by_id)),
         *_of_pci(host),
         *({"paths": [_as_glob(link)]} for link in by_path),

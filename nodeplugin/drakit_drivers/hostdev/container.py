@@ -1,5 +1,5 @@
 """
-The appearance of a device in containers: the fields of a policy, and the resulting edits.
+How a device appears in containers: the fields of a policy, and the resulting edits.
 
 The model is validated without access to a host. Errors name the field and the remedy.
 """
@@ -25,10 +25,10 @@ from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity
 from drakit_drivers.hostdev.matching import check_text
 
 HARMLESS_MOUNTS = ("/lib/firmware", "/run/udev/data", "/usr/lib/firmware", "/usr/share")
-"""Directories of the host that contain neither secrets nor sockets."""
+"""Host directories that contain neither secrets nor sockets."""
 
 _PRIVATE_PLACES = ("/dev", "/proc", "/sys")
-"""Directories of a container that the runtime fills."""
+"""Directories in a container that the runtime populates."""
 
 
 def is_below(path: str, directories: tuple[str, ...]) -> bool:
@@ -37,7 +37,7 @@ def is_below(path: str, directories: tuple[str, ...]) -> bool:
 
 
 def _parse_mode(value: Any) -> int:
-    # Numbers are refused, because YAML reads 0660 as 432, and 660 as an unintended mode.
+    # Reject numbers, because YAML reads 0660 as 432, and 660 as an unintended mode.
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('must be octal digits in quotes, like "0660"')
     return int(value, 8)
@@ -165,7 +165,7 @@ class Container(DevicePolicy):
 
     @property
     def path_fits_several_nodes(self) -> bool:
-        """Whether each node of a device gets a different path."""
+        """Whether each node of a multi-node device gets a different path."""
         return self.path is None or self.path.endswith("/") or "*" in self.path
 
 
@@ -178,9 +178,9 @@ def container_edits(
     """
     Return the edits for a device.
 
-    The variable ``HOSTDEV_<REQUEST>__<DEVICE>`` contains the paths of its nodes in the container,
+    The variable ``HOSTDEV_<REQUEST>__<DEVICE>`` contains the container paths of the device's nodes,
     separated by colons. ``HOSTDEV_<REQUEST>`` is sufficient for an application that requests a
-    single device. If there are several, it describes one of them.
+    single device. If the request has several devices, this variable describes one of them.
     """
     paths = [_container_path(view, host, index) for index, host in enumerate(hosts)]
     if len(set(paths)) < len(paths):
@@ -196,7 +196,7 @@ def container_edits(
             for link in host.links
             if "/by-id/" in link and link not in paths
         ]
-    # Use the name of the request without that of the subrequest, so that a program works with any
+    # Use the request name without the subrequest name, so that a program works with any
     # alternative.
     variable = f"HOSTDEV_{_variable(request.partition('/')[0])}"
     value = ":".join(paths)
@@ -211,8 +211,8 @@ def container_edits(
 
 
 def shared_path(edits: Iterable[Edits]) -> str | None:
-    """Return the problem if devices of a claim have different nodes at the same path, because the
-    runtime would silently give the container only one of them."""
+    """Return the problem if devices of a claim have different nodes at the same container path, or
+    None. The runtime would silently give the container only one of them."""
     numbers: dict[str, tuple[int | None, int | None]] = {}
     for node in (node for each in edits for node in each.device_nodes):
         number = (node.major, node.minor)

@@ -1,16 +1,16 @@
 """
-Devices that give a container control of the node or its data.
+Detects devices that give a container control of the node or its data.
 
-Most of them are in a table of the kernel's paths. For most entries, the container needs no
+Most of these devices are in a table of kernel paths. For most entries, the container needs no
 additional capability: it only has to open the device node. A path does not show whether
 ``/dev/input/event3`` is a keyboard, or whether a node of subsystem ``usb`` bypasses the rules for
-disks. The kernel's capabilities, sysfs and USB descriptors show that.
+disks. For that, the module reads input capabilities, sysfs and USB descriptors.
 
 The kernel keeps the descriptors that a USB device reported when it was connected: the device
 descriptor, then each configuration with its interfaces in all alternate settings. This includes
-interfaces to which no driver is bound, or that belong to an inactive configuration. The device node
-gives access to all of them. The device is untrusted, so malformed descriptors are dangerous, and
-the number of steps is limited.
+interfaces without a driver, and interfaces in an inactive configuration. The device node gives
+access to all of them. The device is untrusted, so malformed descriptors are treated as dangerous,
+and the parsing effort is limited.
 
 Does not depend on policies: the result for a path or a device is the same for every policy.
 """
@@ -65,7 +65,7 @@ DANGEROUS_NODES: Mapping[tuple[str, ...], str] = {
         "sends commands to the node's RAID controllers"
     ),
 }
-"""Globs of paths below ``/dev``, with a clause for each row that describes the danger of such a
+"""Globs for paths below ``/dev``, with a clause for each group that describes the danger of such a
 device. A glob contains only letters, digits, ``-``, ``_``, ``/``, ``*`` and brackets."""
 
 _PATTERNS = {
@@ -75,22 +75,23 @@ _PATTERNS = {
 }
 
 _PROBES = ("mem", "sda1", "TTY_9", "0", "zz-zz.z")
-"""Names without a common letter. A pattern that matches all of them matches any name."""
+"""Names without a common character. A pattern that matches all of them matches any name."""
 
 
 def danger_of_path(path: str) -> str | None:
     """
-    Return how a device at a path endangers the node, or None if the path is not in the table.
+    Return how a device at this path endangers the node, or None if the path is not in the table.
 
     The path can be a glob that matches only such paths.
     """
-    # A glob can also match as a literal string: the table contains "/dev/watchdog*" in this form.
+    # A glob can be matched like a literal path: the pattern for "watchdog*" also matches the string
+    # "/dev/watchdog*".
     found = (danger for pattern, danger in _PATTERNS.items() if pattern.fullmatch(path))
     return next(found, None)
 
 
 def matches_everything(glob: str) -> bool:
-    """Return whether a glob matches all device nodes in /dev or in any of its directories."""
+    """Return whether a glob matches all device nodes in /dev or in one of its subdirectories."""
     depth = len(glob.split("/")) - 2
     return all(matches(glob, "/".join(("", "dev", *[probe] * depth))) for probe in _PROBES)
 
@@ -98,7 +99,7 @@ def matches_everything(glob: str) -> bool:
 # ------------------------------------------------------------ hardware
 
 _BITS_OF_WORD = 8 * struct.calcsize("l")
-"""The kernel writes bitmaps as words of the reading process's size."""
+"""The word size in bits. The kernel prints bitmaps in words of the reading process's size."""
 
 _KEY_CODES = 0x300
 
@@ -109,10 +110,11 @@ def _bits(codes: Iterable[int]) -> int:
 
 # Codes of linux/input-event-codes.h.
 _TYPING_KEYS = _bits([*range(2, 12), *range(16, 26), *range(30, 39), *range(44, 51), 99])
-"""Digits, letters and SysRq. A headset, a mouse or a game controller does not have any of them."""
+"""The keys for digits, letters and SysRq. A headset, a mouse or a game controller does not have any
+of them."""
 
 _STOPPING_KEYS = _bits([116, 142, 205, 356, 408])
-"""Power, sleep, suspend, power 2 and restart, which make the node shut down or sleep."""
+"""The keys power, sleep, suspend, power 2 and restart, which make the node shut down or sleep."""
 
 _SMBUS_CLASS = "0c05"
 
@@ -122,7 +124,7 @@ _DIRECTORIES = {
     "bluetooth": "is a Bluetooth adapter of the node",
 }
 """Directories below a device in sysfs that show that the node uses the device. The directory
-``net`` exists in each network namespace, although the names of interfaces in it do not."""
+``net`` is visible in every network namespace, although the interface names in it are not."""
 
 _MAX_DIRECTORIES = 4096
 """Maximum number of directories below a device in sysfs. A USB device with eight interfaces has
@@ -130,16 +132,16 @@ about 100."""
 
 _KEYBOARD = "is a keyboard of the node"
 _BOOT_PROTOCOLS = {"01": "keyboard", "02": "mouse"}
-"""Protocols of a USB human interface whose subclass is 01."""
+"""The protocols of USB human interface devices with subclass 01."""
 
 
 def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
     """
     Return how a device endangers the node, as a clause, or None if it is not dangerous.
 
-    Raises OSError if sysfs cannot be read, because the device could be dangerous.
+    Raises OSError if sysfs cannot be read, because the device might then be dangerous.
 
-    :param consoles: kernel names of the terminals that the kernel uses as its console.
+    :param consoles: names of the terminals that the kernel uses as its console.
     """
     # Use the kernel's path, because a udev link can have any name.
     danger = danger_of_path(host.path)
@@ -153,7 +155,7 @@ def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
         return _danger_of_input(host.directory.parent, host.properties)
     if host.subsystem == "hidraw" or host.kernel_name.startswith("hiddev"):
         return _danger_of_hid(host.directory.parent.parent)
-    # A controller without a readable class is treated as part of the mainboard.
+    # Treat a controller without a readable class as part of the mainboard.
     if (
         host.subsystem == "i2c-dev"
         and host.pci
@@ -182,7 +184,8 @@ def _danger_of_input(device: Path, properties: Mapping[str, str]) -> str | None:
 
 
 def _danger_of_hid(device: Path) -> str | None:
-    """Return the danger of a raw HID node, which is below a USB interface or another bus."""
+    """Return the danger of a raw HID node. The device can be below a USB interface or on another
+    bus."""
     for part in (device, *device.parents):
         try:
             protocol = (part / "bInterfaceProtocol").read_text().strip()
@@ -219,7 +222,7 @@ def directories_below(device: Path) -> Iterator[Path]:
 
 
 def _keys(device: Path) -> int:
-    """Return the keys of an input device, with one bit per code."""
+    """Return the keys of an input device, as a bitmask with one bit per key code."""
     words = (device / "capabilities" / "key").read_text().split()
     word = re.compile(f"[0-9a-f]{{1,{_BITS_OF_WORD // 4}}}")
     is_valid = 0 < len(words) <= _KEY_CODES // _BITS_OF_WORD and all(map(word.fullmatch, words))
@@ -234,14 +237,15 @@ def _keys(device: Path) -> int:
 # ------------------------------------------------------------ USB descriptors
 
 MAX_DESCRIPTOR_BYTES = 18 + 8 * 65_535
-"""The kernel reads at most 8 configurations, whose lengths have 16 bits."""
+"""Maximum size of all descriptors. The kernel reads at most 8 configurations, and the length of
+each has 16 bits."""
 
 _MAX_DESCRIPTORS = 8192
-"""A camera with many formats has about 1,000."""
+"""Maximum number of descriptors to parse. A camera with many formats has about 1,000."""
 
 _DEVICE, _CONFIGURATION, _INTERFACE = 1, 2, 4
 _LENGTHS = {_DEVICE: 18, _CONFIGURATION: 9, _INTERFACE: 9}
-"""The minimum lengths of the descriptors whose fields are read."""
+"""The minimum length of each type of descriptor whose fields are read."""
 
 _CLASSES = {
     0x02: "has a communications interface (USB class 02), as modems and network adapters have",
@@ -257,10 +261,10 @@ class _MalformedError(ValueError):
 
 
 def danger_of_descriptors(descriptors: bytes) -> str | None:
-    """Return the reason why a device with these descriptors is dangerous, as a clause, or None."""
+    """Return how a device with these descriptors endangers the node, as a clause, or None."""
     try:
-        # Read all of them first, because a descriptor that hides the rest must not pass as
-        # harmless.
+        # Parse all descriptors first, because a malformed descriptor that hides the rest must not
+        # pass as harmless.
         kinds = list(_classes(descriptors))
     except _MalformedError:
         return "has malformed USB descriptors"
@@ -276,11 +280,12 @@ def _danger_of_class(kind: int, subclass: int, protocol: int) -> str | None:
 
 
 def _classes(descriptors: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield class, subclass and protocol of the device and of its interfaces."""
+    """Yield the class, subclass and protocol of the device and of each interface."""
     configurations = 0
     end = _LENGTHS[_DEVICE]
     for start, kind, body in _descriptors(descriptors):
-        # A truncated part can hide an interface, so a part must end where the next one begins.
+        # Each configuration must end where the next one begins, because a truncated one could hide
+        # an interface.
         if (start == 0) != (kind == _DEVICE) or (kind == _CONFIGURATION and start != end):
             raise _MalformedError
         if kind == _DEVICE:

@@ -1,12 +1,12 @@
 """
 The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
-Preparing a claim uses a new scan, never the last one, because in the meantime a stick may have been
-replugged with a different number, or a zram device mounted. That scan reads only the files that the
-devices of the batch need.
+Preparing a claim uses a new scan, never the last one, because a USB stick may have been replugged
+with a different number, or a zram device mounted, in the meantime. That scan reads only the files
+that are needed for the devices of the batch.
 
-Besides the devices, the driver reports rejected devices, the outcomes of policies, and log lines.
-It does not repeat log lines that the last scan also caused.
+Besides the devices, the driver reports rejected devices and policy outcomes, and writes log lines.
+It does not repeat log lines that the last scan already caused.
 """
 
 from __future__ import annotations
@@ -54,27 +54,28 @@ from drakit_drivers.hostdev.policy_devices import Published, attributes, capacit
 logger = logging.getLogger(__name__)
 
 _FIRST_LABELS_SECONDS = 0.1
-"""Polling interval for the node's labels at the start, until the API session provides them."""
+"""Polling interval for the node's labels at startup, until the API session provides them."""
 
 _POLL_SECONDS = 1.0
-"""Polling interval for changed labels and released devices, which should not wait for a rescan."""
+"""Polling interval for changed labels and released devices, so that they do not wait for a
+rescan."""
 
 _SETTLE_SECONDS = 0.1
-"""Delay from an event to the scan. A device with several nodes causes several events."""
+"""Delay from an event to the scan, because a device with several nodes causes several events."""
 
 _BETWEEN_SCANS_SECONDS = 0.5
-"""Minimum time between two scans, which limits the scans during a burst of events."""
+"""Minimum time between two scans, which limits the number of scans during a burst of events."""
 
 _REPORTED_SECONDS = 5.0
-"""How long to treat a prepared device as held, until the node plugin reports it."""
+"""How long to treat a prepared device as held before the node plugin reports it as held."""
 
 _Line = tuple[int, str, tuple[tuple[str, str], ...]]
-"""A log line: level, message and facts."""
+"""A log line: its level, message and fields."""
 
 
 class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec]):
     """
-    Publishes devices of the host according to policies: those of its config and of the cluster.
+    Publishes host devices according to policies from its configuration and from the cluster.
     """
 
     name: ClassVar[str] = "hostdev.drakit.dev"
@@ -91,12 +92,12 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._policies: dict[str, HostPolicy] = dict(self._own)
         self._scan: Scan | None = None
         self._in_use: Mapping[str, Sequence[str]] = {}
-        """For each policy, a clause for each device that claims hold in a form that the policy no
-        longer offers."""
+        """For each policy, a list with a clause for each device that claims hold in a form that the
+        policy no longer offers."""
         self._held: Mapping[str, HeldDevice] = {}
         self._prepared: dict[str, tuple[float, HeldDevice]] = {}
-        """Recently prepared devices, keyed by name, with the time on the loop's clock until which
-        they are treated as held."""
+        """Recently prepared devices, keyed by name, with the time until which they are treated as
+        held (loop clock)."""
         self._preparing = asyncio.Lock()
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -150,8 +151,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     async def prepare_claims(
         self, claims: Sequence[AllocatedClaim[NoParameters]]
     ) -> Mapping[str, Sequence[Edits] | Exception]:
-        # Prepare one batch at a time, because two pods could otherwise get two nodes of one
-        # function.
+        # Prepare one batch at a time. Otherwise, two pods could get two nodes of one function.
         async with self._preparing:
             now = asyncio.get_running_loop().time()
             self._prepared = {name: its for name, its in self._prepared.items() if its[0] > now}
@@ -192,7 +192,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return DriverError(problem) if problem else edits
 
     def _find(self, name: str, scan: Scan) -> Published:
-        """Find a device that may be prepared now. Raises DriverError."""
+        """Return a device in the scan. Raises DriverError if it cannot be prepared now."""
         found = scan.selection.find(name)
         if found and not (found.doubt and found.doubt.kind == "unreadable"):
             return found
@@ -226,9 +226,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         """
         Wait for the node's labels if a policy has a node selector.
 
-        Without the labels, it is unknown whether the policy still applies, so published devices
-        remain. At startup, waiting costs nothing, because nothing can be published without the API
-        server.
+        Without the labels, it is unknown whether the policy still applies, so do not list devices
+        yet: published devices remain. Waiting at startup costs nothing, because nothing can be
+        published without the API server.
         """
         while self._lacks_labels():  # noqa: ASYNC110  (set from another thread)
             await asyncio.sleep(_FIRST_LABELS_SECONDS)
@@ -238,9 +238,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return selective and self.node.labels is None
 
     async def _pause(self, events: HostEvents, labels: object) -> None:
-        """Wait for the next scan. Any of these starts it: an event, changed labels of the node, a
-        claim that releases or renews a device for which the last scan waits, or the rescan
-        interval."""
+        """Wait until the next scan is due. Any of these triggers it: an event, changed node labels,
+        a claim that releases or renews a device that the last scan is waiting for, or the end of
+        the rescan interval."""
         left = self.config.rescan_interval.total_seconds()
         await asyncio.sleep(_BETWEEN_SCANS_SECONDS)
         left -= _BETWEEN_SCANS_SECONDS
@@ -287,7 +287,7 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
     health = Health.healthy()
     taints: tuple[Taint, ...] = ()
     if doubt:
-        # The old number may now belong to another device, so there is no time for a grace period.
+        # Evict without a grace period, because the old number may now belong to another device.
         effect = "NoExecute" if doubt.kind == "renumbered" and evicts else "NoSchedule"
         taints = (Taint(key=f"{HostDevices.name}/{doubt.kind}", effect=effect),)
         if doubt.kind == "renumbered":
@@ -340,8 +340,8 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
 
 
 def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, Sequence[str]]:
-    """Return a clause for each device of a policy that claims hold in a form that it no longer
-    offers, such as shares above ``sharing.users``."""
+    """Return, keyed by policy, a clause for each device that claims hold in a form that the policy
+    no longer offers, such as more shares than ``sharing.users``."""
     selection = scan.selection
     refused = (each.published for each in selection.refused.values())
     policies: dict[str, set[str]] = defaultdict(set)
@@ -363,7 +363,7 @@ def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, Sequence
 def _outcomes(
     policies: Sequence[HostPolicy], scan: Scan, in_use: Mapping[str, Sequence[str]]
 ) -> list[PolicyOutcome]:
-    """Return the outcome of each policy of the node."""
+    """Return the outcome of each policy on the node."""
     published = Counter(each.policy.name for each in scan.selection.devices.values())
     conflicts: dict[str, list[PolicyConflict]] = defaultdict(list)
     for overlap in scan.selection.overlaps:
@@ -384,7 +384,8 @@ def _outcomes(
 
 
 def _diagnostics(scan: Scan) -> Iterator[tuple[int, str, Mapping[str, str]]]:
-    """Yield log lines about devices or attributes that are unpublished or uncertain."""
+    """Yield log lines about devices or attributes that are not published, or whose state is
+    uncertain."""
     warning, info = logging.WARNING, logging.INFO
     for subsystem, reason in scan.unknown.items():
         yield warning, "devices cannot be checked", {"subsystem": subsystem, "reason": reason}
@@ -412,7 +413,8 @@ def _diagnostics(scan: Scan) -> Iterator[tuple[int, str, Mapping[str, str]]]:
             yield warning, "device is published with a taint", facts
         missing = left_out(published)
         if missing:
-            # Selectors need the path; a product name that is too long is less important.
+            # Warn only about a missing path, which selectors need. An overlong product name is less
+            # important.
             level = warning if "path" in missing else logging.DEBUG
             facts = {"device": name, "attributes": ", ".join(missing)}
             yield level, "attributes are not published", facts

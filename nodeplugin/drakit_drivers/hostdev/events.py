@@ -1,14 +1,16 @@
 """
-Events of the host that require a new scan: the kernel's uevents, and changes to udev's database.
+Watches the host for events that require a new scan: kernel uevents, and changes to the udev
+database.
 
 The kernel reports on a netlink socket when a device is plugged in or unplugged. Its messages also
-arrive in a pod's network namespace, if the pod uses the user namespace of the host. Other processes
-can send to such sockets, so only messages of the kernel itself are accepted. udev processes a
-device after the kernel has reported it. Then udev's database changes, which inotify reports.
+arrive in a pod's network namespace, if the pod uses the host's user namespace. Other processes can
+send to such sockets, so only messages from the kernel itself are accepted. After the kernel has
+reported a device, udev processes it and changes its database, which inotify reports.
 
-Events carry no data for the driver, because a scan reads the host. Therefore, a single scan covers
-any number of events, even events that were lost because the socket was full. Without the socket, or
-without udev, the full scans of :mod:`.driver` detect the changes.
+Events carry no data for the driver, because a scan reads the complete state from the host.
+Therefore, a single scan covers any number of events, including those that were lost because the
+socket buffer was full. Without the socket, or without udev, the full scans of :mod:`.driver` detect
+the changes.
 
 Does not depend on policies or devices.
 """
@@ -30,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 _NETLINK_KOBJECT_UEVENT = 15
 _KERNEL_GROUP = 1
-"""The multicast group of the kernel. udev sends to group 2."""
+"""The kernel's multicast group. udev sends to group 2."""
 
 _RECEIVE_BUFFER_BYTES = 1 << 20
 _MAX_MESSAGE_BYTES = 8192
-"""The kernel's limit is 2,048 bytes of environment, plus a path."""
+"""Maximum size of a message. The kernel's limit is 2,048 bytes for the environment, plus a path."""
 
 _MAX_MESSAGES = 512
-"""Maximum number of messages that are read in one turn of the event loop."""
+"""Maximum number of messages to read in one iteration of the event loop."""
 
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
@@ -48,11 +50,11 @@ _DATABASE_ENTRY = re.compile(r"[bc]\d+:\d+")
 
 class HostEvents:
     """
-    Listens for the host's events until it is closed, in the running event loop. Unavailable sources
-    are logged.
+    Listens for host events in the running event loop, until it is closed. Unavailable sources are
+    logged.
 
-    :param subsystems: returns the relevant subsystems. Containers that start and stop cause many
-        events of network interfaces.
+    :param subsystems: returns the relevant subsystems. Others are ignored, because containers that
+        start and stop cause many events for network interfaces.
     """
 
     def __init__(self, *, udev_root: Path, subsystems: Callable[[], set[str]]) -> None:
@@ -74,8 +76,8 @@ class HostEvents:
         self.watch_udev()
 
     def watch_udev(self) -> None:
-        """Watch udev's database if it exists. Call this repeatedly to find a daemon that starts
-        later."""
+        """Watch the udev database if it exists. Call this repeatedly, because a udev daemon may
+        start later."""
         if self._inotify is None:
             self._inotify = _watch(self._udev_data)
             if self._inotify is not None:
@@ -91,7 +93,7 @@ class HostEvents:
         self._due.set()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait for a request for a scan. Return False on a timeout."""
+        """Wait until a scan is requested. Return False on a timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._due.wait()
@@ -100,7 +102,7 @@ class HostEvents:
         return True
 
     def acknowledge(self) -> None:
-        """Discard the requests so far, because a scan begins."""
+        """Discard the requests so far, because a scan is beginning."""
         self._due.clear()
 
     def _read_socket(self, uevents: socket.socket) -> None:
@@ -171,8 +173,8 @@ def _uevent_socket() -> socket.socket:
 
 
 def _watch(directory: Path) -> int | None:
-    """Watch a directory with inotify. Return None if that is impossible. Python has no inotify
-    API."""
+    """Watch a directory with inotify. Return the file descriptor, or None if that is impossible.
+    Python does not have an inotify API."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
     if descriptor < 0:

@@ -1,5 +1,5 @@
 """
-A device of the host: its facts, its place in the machine, and its identity.
+A host device: its properties, its place in the machine, and its identity.
 
 A place is a path that does not depend on the order in which the kernel finds hardware. It follows
 the ``ID_PATH`` of udev, but needs no udev daemon. It begins at the nearest bus whose devices are
@@ -11,7 +11,7 @@ discovery.
 The identity refers to the same device after a restart, reboot or replug. It is the first of these
 that exists:
 
-1. the world wide ID of a tape drive;
+1. the World Wide ID of a tape drive;
 2. the IDs and serial number of a USB device or, if it has no serial number, its controller and
    port;
 3. the kernel's name, if it has no number (``kvm``), or if the number is permanent: it stands for an
@@ -22,13 +22,13 @@ The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are neve
 identity, because the kernel can assign them in another order. A device without any of these has
 only the kernel's name, and is published only with ``allow.unstableIdentity``.
 
-The identity of the hardware has additional parts: the place, because serial numbers are not unique,
-and the properties that distinguish the nodes of one device. For a claim, a device that moves to
-another port is therefore different hardware, because it could be a device with the same serial
-number.
+The hardware identity, which claims use, has additional parts: the place, because serial numbers are
+not unique, and the properties that distinguish the nodes of one device. For a claim, a device that
+moves to another port is therefore different hardware, because it could be another device with the
+same serial number.
 
-Several device nodes can reach one function of the hardware. Examples are the serial port of an
-adapter and the node of the whole USB device, or the card and render nodes of a GPU. Such nodes
+Several device nodes can give access to the same hardware function. Examples are the serial port of
+an adapter and the node of the whole USB device, or the card and render nodes of a GPU. Such nodes
 overlap. Separate functions, such as two interfaces of a USB device or two connectors of an adapter,
 do not overlap.
 
@@ -48,51 +48,50 @@ from typing import Literal, NamedTuple
 from drakit import AttributeValue
 
 _ADDRESSED_BUSES = ("pci", "platform", "pnp", "acpi", "amba", "ccw", "vmbus")
-"""Buses whose devices are named after the address of the hardware. Other buses number their
-devices."""
+"""Buses whose devices are named after the hardware address. Other buses number their devices."""
 
 _NUMBERED = re.compile(r".*\.(\d+|auto)")
-"""Platform devices without an address, which the kernel numbers: coretemp.0, dwc3.2.auto."""
+"""Matches platform devices without an address, which the kernel numbers: coretemp.0,
+dwc3.2.auto."""
 
 _FIXED_PARTS = {
-    # The address of a chip, or its ID in the firmware's tables. An adapter (i2c-1) has neither.
+    # The address of a chip, or its ID in the firmware tables. An adapter (i2c-1) has neither.
     "i2c": re.compile(r"\d+-([0-9a-f]{4,})|i2c-(\w+:\d+)"),
     "spi": re.compile(r"spi\d+\.(\d+)|spi-(\w+:\d+)"),
-    # Channel, target and unit, without the host's number.
+    # The channel, target and unit, without the host number.
     "scsi": re.compile(r"\d+:(\d+:\d+:\d+)"),
-    # Keyboard and mouse of a PS/2 controller, which the driver always registers in this order.
+    # The keyboard and mouse of a PS/2 controller, which the driver always registers in this order.
     "serio": re.compile(r"serio(\d+)"),
     # A port of a serial card.
     "serial-base": re.compile(r".+:\d+\.(\d+)"),
 }
-"""The part of a device's name that does not depend on the kernel's numbering, keyed by
-subsystem."""
+"""For each subsystem, matches the part of a device name that does not depend on the kernel's
+numbering."""
 
 _SEPARATE_NODES = ("gpio", "i2c-dev", "iio", "infiniband_mad", "tty")
 """Subsystems in which each node is a separate connector, chip or bus."""
 
 _MAX_IDENTITY = 256
-"""The maximum length of `DeviceNode.identity`."""
+"""Maximum length of `DeviceNode.identity`."""
 
 _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
-"""Kernel names without a number, or with one that stands for an address of the mainboard."""
+"""Matches kernel names without a number, or with a number that stands for a mainboard address."""
 
 _NUMBER_WITHIN = re.compile(r"(snd/[a-zA-Z]+C|dvb/adapter|wwan|vport|mmcblk|mtd|n?st)\d+(?=\D)")
-"""Names in which the kernel's number is not the last one. For example, pcmC0D3p is device 3 of
-sound card 0."""
+"""Matches names in which the number assigned by the kernel is not the last number. For example,
+pcmC0D3p is device 3 of sound card 0."""
 
 _FIXED_NUMBERS = ("cpuid", "dma_heap", "mem", "misc", "msr", "tty", "vc")
-"""Subsystems in which devices without hardware have fixed numbers in their names, chosen by the
-kernel or the firmware (``dma_heap/system-dma32``). Other subsystems number devices in order of
-discovery."""
+"""Subsystems in which virtual devices have fixed names, chosen by the kernel or the firmware
+(``dma_heap/system-dma32``). Other subsystems number devices in order of discovery."""
 
 
-# ------------------------------------------------------------ facts
+# ------------------------------------------------------------ properties
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ancestor:
-    """A device that is an ancestor of another one in sysfs."""
+    """An ancestor of a device in sysfs."""
 
     name: str
     subsystem: str | None
@@ -101,35 +100,35 @@ class Ancestor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UsbParent:
-    """The USB device behind a device."""
+    """The USB device that a device belongs to."""
 
     vendor_id: str
     product_id: str
     port: str
-    """The kernel's bus number, and the ports on the way to the device: ``1-2.3``."""
+    """The kernel's bus number and the port path of the device: ``1-2.3``."""
 
     manufacturer: str | None
     product: str | None
     serial: str | None
     interface: int | None
-    """Number of the interface, if the device belongs to one."""
+    """The interface number, if the device belongs to an interface."""
 
     version: str | None = None
     """The device's release number, as the device reports it: ``02.64``."""
 
     device_class: str | None = None
-    """Two hexadecimal digits. ``00`` if each interface has its own class."""
+    """The USB class: two hexadecimal digits. ``00`` if each interface has its own class."""
 
     speed: int | None = None
-    """Megabits per second."""
+    """The speed in megabits per second."""
 
     path: str | None = None
-    """The controller and the ports on the way to the device, as :func:`usb_path` returns them."""
+    """The controller and port path of the device, as returned by :func:`usb_path`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PciParent:
-    """The PCI function behind a device."""
+    """The PCI function that a device belongs to."""
 
     bus_id: str
     root: str | None
@@ -143,11 +142,11 @@ class PciParent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockFacts:
-    """Facts that only block devices have."""
+    """Properties that only block devices have."""
 
     size_bytes: int
     has_backing_file: bool
-    """Whether it is a loop device that is set up."""
+    """Whether the device is a loop device that is set up."""
 
     backing_device: str | None = None
     """The path of the device to which a zram device writes, if any."""
@@ -155,12 +154,12 @@ class BlockFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostDevice:
-    """A device that has a device node."""
+    """A host device that has a device node."""
 
     subsystem: str
     kernel_name: str
     path: str
-    """The path of the node on the host: ``/dev/net/tun``."""
+    """The path of the device node on the host: ``/dev/net/tun``."""
 
     type: Literal["b", "c"]
     major: int
@@ -170,20 +169,21 @@ class HostDevice:
 
     devtype: str | None = None
     links: tuple[str, ...] = ()
-    """The udev links to its node."""
+    """The udev links to the device node."""
 
     links_of_others: tuple[str, ...] = ()
-    """Links that udev's database lists for it, but that lead to the node of another device."""
+    """Links that the udev database lists for the device, but that lead to the node of another
+    device."""
 
     index: str | None = None
     """Distinguishes the device from the other nodes of the same interface: ``1`` for the second
     node of a camera."""
 
     serial: str | None = None
-    """The serial number that udev read. USB devices have their own field."""
+    """The serial number according to udev. USB devices have a separate field."""
 
     wwid: str | None = None
-    """The world wide ID of a SCSI device, such as a tape drive."""
+    """The World Wide ID of a SCSI device, such as a tape drive."""
 
     driver: str | None = None
     numa_node: int | None = None
@@ -191,7 +191,7 @@ class HostDevice:
     pci: PciParent | None = None
     block: BlockFacts | None = None
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The properties in udev's database."""
+    """The device properties in the udev database."""
 
     is_settled: bool = True
     """Whether udev has processed the device, or does not run on the host."""
@@ -200,7 +200,8 @@ class HostDevice:
     """The ancestors of the device, nearest first."""
 
     unit: Path | None = None
-    """The directory of the physical unit to which it belongs. None if it is a unit by itself."""
+    """The sysfs directory of the physical unit that the device belongs to. None if it is a unit by
+    itself."""
 
     family: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
     """Attributes that are specific to this kind of device."""
@@ -217,13 +218,13 @@ class HostDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Distinguishes a device from others."""
+    """The identity of a device, which distinguishes it from others."""
 
     text: str
     """The identity in readable form: ``0403-6001-A50285BI-i0``."""
 
     place: str
-    """Distinguishes two devices with the same identity, for example by their port."""
+    """Distinguishes devices with the same `text`, for example by their port."""
 
     is_stable: bool = True
     """Whether the identity belongs to the same device after a reboot."""
@@ -233,7 +234,7 @@ class Identity:
 
 
 def address(ancestors: Sequence[Ancestor]) -> str | None:
-    """Return the path to a device with these ancestors (nearest first), or None if no bus above it
+    """Return the place of a device with these ancestors (nearest first), or None if no bus above it
     has addresses."""
     below: list[str] = []
     for each in ancestors:
@@ -249,22 +250,22 @@ def address(ancestors: Sequence[Ancestor]) -> str | None:
 
 
 def is_root_hub(name: str) -> bool:
-    """Return whether a kernel name is that of a bus's root hub, such as ``usb1``."""
+    """Return whether a kernel name is the name of a root hub, such as ``usb1``."""
     return re.fullmatch(r"usb\d+", name) is not None
 
 
 def usb_path(name: str, ancestors: Sequence[Ancestor], *, root_hub_speed: int | None) -> str | None:
     """
     Return the path to a USB device. For example, ``pci-0000:00:14.0-usbv2-0:1.2`` is port 2 of the
-    hub at port 1 of the controller's USB 2 root hub. None if the controller has no address, as with
-    usbip.
+    hub at port 1 of the controller's USB 2 root hub. Return None if the controller does not have an
+    address, as with usbip.
 
-    A controller has up to two root hubs, whose ports have the same numbers. Only the revision
+    A controller has up to two root hubs, whose ports have the same numbers. Only the USB revision
     distinguishes them. The format is that of udev's ``ID_PATH_WITH_USB_REVISION``, with 0 instead
     of the bus number.
 
-    :param name: the kernel's name of the USB device: ``1-1.2``.
-    :param ancestors: the ancestors of one of its nodes, nearest first.
+    :param name: the kernel name of the USB device: ``1-1.2``.
+    :param ancestors: the ancestors of one of the device's nodes, nearest first.
     :param root_hub_speed: in megabits per second.
     """
     ports = name.partition("-")[2]
@@ -298,8 +299,8 @@ def identity_of_node(host: HostDevice) -> Identity:
 
 
 def identity_of_unit(host: HostDevice) -> Identity:
-    """Return the identity of the physical unit to which a device node belongs. It does not depend
-    on the nodes that the unit currently has."""
+    """Return the identity of the physical unit that a device node belongs to. The identity does not
+    depend on which nodes the unit currently has."""
     name = (host.unit or host.directory).name
     return _identity(host, kernel_name=name, name=name)
 
@@ -307,8 +308,8 @@ def identity_of_unit(host: HostDevice) -> Identity:
 def _identity(
     host: HostDevice, *, kernel_name: str, name: str, prefix: str = "", suffix: str = ""
 ) -> Identity:
-    """Return the identity. `prefix` precedes a world wide ID or place; `suffix` follows the data
-    that USB reports."""
+    """Return the identity. `prefix` precedes a World Wide ID or place. `suffix` follows the data
+    that a USB device reports."""
     if not host.wwid:
         if usb := _own_usb(host):
             ids = usb.vendor_id, usb.product_id, usb.serial
@@ -321,7 +322,7 @@ def _identity(
 
 
 def _own_usb(host: HostDevice) -> UsbParent | None:
-    """Return the USB device to which a node belongs. For a Bluetooth keyboard, that device is the
+    """Return the USB device that identifies a node, if any. A Bluetooth keyboard belongs to its USB
     adapter, which does not identify the keyboard."""
     return None if _is_wireless(host) else host.usb
 
@@ -331,7 +332,7 @@ def _is_wireless(host: HostDevice) -> bool:
 
 
 def _place(host: HostDevice) -> str | None:
-    """Return the place of the unit to which a node belongs, or None if it is unknown."""
+    """Return the place of the unit that a node belongs to, or None if it is unknown."""
     if host.wwid or _is_wireless(host):
         return host.wwid
     return _usb_place(host.usb) if host.usb else address(host.ancestors)
@@ -346,28 +347,30 @@ class HardwareIdentity(NamedTuple):
 
     subsystem: str
     unit: str
-    """The place of the USB device, PCI function or other unit."""
+    """The bus address or port path of the USB device, PCI function or other parent of the node."""
 
     interface: str
     node: str
-    """The name of the device node without the kernel's number."""
+    """The name of the device node without the number assigned by the kernel."""
 
     instance: str
-    """`HostDevice.index`."""
+    """The value of `HostDevice.index`."""
 
     reported: str
-    """The data that the hardware reports about itself. It is the last part, so that no serial
-    number can make a device look like a device at another place."""
+    """The data that the hardware reports about itself. This is the last part, so that a forged
+    serial number cannot make a device look like a device at another place."""
 
     @property
     def usb_ids(self) -> tuple[str, str, str] | None:
-        """Vendor, product and serial number of a USB device whose port has a path."""
+        """The vendor ID, product ID and serial number of a USB device, if its port path is
+        known."""
         vendor, _, rest = self.reported.partition("-")
         product, _, serial = rest.partition("-")
         return (vendor, product, serial) if "-usbv" in self.unit else None
 
     def is_node_of(self, identity: str) -> bool:
-        """Return whether another identity differs only in what the hardware reports."""
+        """Return whether another identity is the same except for the data that the hardware
+        reports."""
         return self[:-1] == HardwareIdentity.parse(identity)[:-1]
 
     @classmethod
@@ -385,7 +388,8 @@ class HardwareIdentity(NamedTuple):
             return False
         if (self.subsystem, self.node) != (other.subsystem, other.node):
             return True
-        # Equal nodes of a mainboard device are separate devices.
+        # Nodes of a mainboard device that have the same name without its number are separate
+        # devices.
         is_fixed = self.unit.startswith(_FIXED_UNITS) and "-usbv" not in self.unit
         return not (is_fixed or self.subsystem in _SEPARATE_NODES)
 
@@ -394,10 +398,10 @@ _FIXED_UNITS = tuple(f"{bus}-" for bus in _ADDRESSED_BUSES if bus != "pci")
 
 
 def hardware_identity(host: HostDevice) -> str:
-    """Return the identity of the hardware behind a device node, which is the same for every
-    policy."""
+    """Return the identity of the hardware behind a device node. It is the same for every policy."""
     usb = None if host.wwid else _own_usb(host)
-    # The kernel numbers the nodes of USB devices by bus: bus/usb/001/004.
+    # Omit the name of a USB device's own node, which contains only numbers from the kernel:
+    # bus/usb/001/004.
     node = "" if host.subsystem == "usb" else _stem(host.path.removeprefix("/dev/"))
     interface = "" if usb is None or usb.interface is None else f"i{usb.interface}"
     parts = [host.subsystem, _place(host), interface, node, host.index]
@@ -414,13 +418,13 @@ def hardware_identity(host: HostDevice) -> str:
 
 
 def subsystem_of(identity: str) -> str:
-    """Return the subsystem in a hardware identity."""
+    """Return the subsystem part of a hardware identity."""
     return identity.partition(" ")[0]
 
 
 def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
-    """Return the USB port of a device node as its identity, or None if the node does not belong to
-    a USB device."""
+    """Return an identity for a device node that consists of its USB port, or None if the node does
+    not belong to a USB device."""
     usb = None if host.wwid else _own_usb(host)
     if usb is None:
         return None
@@ -430,7 +434,8 @@ def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
 
 
 def identity_of_former(former: HardwareIdentity, *, at_port: bool, is_unit: bool) -> Identity:
-    """Return the identity of a USB device's node or unit, from its hardware identity."""
+    """Return the identity that a USB device's node or unit had, given its former hardware
+    identity."""
     suffix = f"-{former.interface}" if former.interface and not is_unit else ""
     if at_port:
         text = f"{former.unit}{suffix}" if is_unit else f"{former.subsystem}-{former.unit}{suffix}"
@@ -442,7 +447,7 @@ def identity_of_former(former: HardwareIdentity, *, at_port: bool, is_unit: bool
 def _usb_identity(
     vendor_id: str, product_id: str, serial: str | None, place: str, suffix: str
 ) -> Identity:
-    # Cheap devices share a serial number, so the place distinguishes them.
+    # Include the place, because cheap devices often share a serial number.
     return Identity(
         text=f"{vendor_id}-{product_id}-{serial or place}{suffix}",
         place=f"{place}{suffix}",
@@ -451,13 +456,13 @@ def _usb_identity(
 
 
 def _stem(name: str) -> str:
-    """Return a device's name without the kernel's number."""
+    """Return a device name without the number assigned by the kernel."""
     within = _NUMBER_WITHIN.match(name)
     return f"{within[1]}{name[within.end() :]}" if within else re.sub(r"[\d.]+$", "", name)
 
 
 def _has_fixed_name(host: HostDevice, name: str) -> bool:
-    if host.pci and name.startswith("ttyS"):  # a serial card, whose ports the kernel numbers
+    if host.pci and name.startswith("ttyS"):  # the kernel numbers the ports of a serial card
         return False
     is_virtual = "/devices/virtual/" in str(host.directory)
     if is_virtual and host.subsystem in _FIXED_NUMBERS:

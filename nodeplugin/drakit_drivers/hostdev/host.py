@@ -1,18 +1,18 @@
 """
-One scan of the host: combines sysfs, device nodes and mounts for the selection, and applies the
+Scans the host: combines sysfs, device nodes and mounts as input for the selection, and applies the
 rules for publishing a single device.
 
-A scan distinguishes a missing device from an unknown one, which has an unreadable file. If a file
-of a subsystem is unreadable, the devices that the last scan found in it are kept as doubtful, until
-other hardware is found in their place.
+A scan distinguishes between missing devices and unknown ones, which have an unreadable file. If a
+file of a subsystem is unreadable, the devices that the last scan found in that subsystem are kept
+as doubtful until other hardware is found in their place.
 
 The driver publishes only two kinds of block devices: zram devices, and loop devices without a
 backing file, while the host does not use them. Disks, partitions and volumes belong to CSI, which
 has a controller, fencing and volume modes for them. The same applies to a zram device that writes
-to a disk, and a loop device that exposes a file of the host. The published ones contain no data of
-the host: tests of clusters use them as devices that appear and vanish.
+to a disk, and to a loop device that exposes a host file. The block devices that are published
+contain no host data. Cluster tests use them as devices that appear and vanish.
 
-Does not depend on attributes of devices or on what the driver reports.
+Does not depend on device attributes, or on how the driver reports devices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Misplaced:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A device that a policy would match by a link that leads to another device."""
+    """A device that a policy would match by a link, if the link did not lead to another device."""
 
     policy: str
     path: str
@@ -73,7 +73,7 @@ class Scan:
     selection: Selection
     found: tuple[HostDevice, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The reasons why devices of a subsystem cannot be checked, keyed by subsystem."""
+    """For each subsystem with unknown devices, the reason why they cannot be checked."""
 
     withdrawn: tuple[str, ...] = ()
     """Held devices that are not published, although their hardware is present or unknown."""
@@ -85,11 +85,12 @@ class Scan:
 
 
 class Host:
-    """The host, at the paths in a config. Methods read files, and block briefly."""
+    """The host, accessed at the paths in the configuration. Methods read files, and block
+    briefly."""
 
     def __init__(self, config: HostDevicesConfig) -> None:
-        """Open the host. Raises DriverError if the config is invalid on this host. Missing devices
-        are allowed."""
+        """Open the host. Raises DriverError if the configuration is invalid on this host. Missing
+        devices are allowed."""
         self._config = config
         self._sysfs = Sysfs(config.sys_root, udev_root=config.udev_root, dev_root=config.dev_root)
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
@@ -154,7 +155,8 @@ class Host:
         )
 
     def _read(self, policies: Sequence[HostPolicy]) -> tuple[list[HostDevice], dict[str, str]]:
-        """Read the devices that policies can match, and the reasons why others are unknown."""
+        """Read the devices that policies can match. Also return the reason for each subsystem that
+        has unknown devices."""
         matchers = [matcher for policy in policies for matcher in policy.spec.match]
         found: list[HostDevice] = []
         unknown: dict[str, str] = {}
@@ -163,8 +165,8 @@ class Host:
         return found, unknown
 
     def _find_held(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
-        """Add the held devices that no policy matches, because they may only have lost their
-        policy."""
+        """Add the held devices that no policy matches: they may still exist, and only have lost
+        their policy."""
         present = {hardware_identity(host) for host in found}
         missing = {each for name in holds for each in holds.hardware(name)} - present
         for subsystem in sorted({subsystem_of(identity) for identity in missing}):
@@ -172,7 +174,7 @@ class Host:
             found += [host for host in others if hardware_identity(host) in missing]
 
     def _find_numbers(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
-        """Add the devices that have numbers of other held hardware, because a container can open
+        """Add the devices whose numbers are held for other hardware, because a container can open
         them."""
         known = {(host.type, host.major, host.minor) for host in found}
         for number, identity in holds.numbers.items():
@@ -199,8 +201,8 @@ class Host:
         )
 
     def _forbidden(self, policies: Sequence[HostPolicy]) -> Mapping[str, str]:
-        """Return the policies that need ``allow.dangerous`` although the config does not allow it,
-        with the reasons."""
+        """Return the policies that need ``allow.dangerous`` although the configuration does not
+        allow it, with the reasons."""
         if self._config.allow_dangerous:
             return {}
         return {
@@ -217,7 +219,7 @@ class Host:
         if policy.name in forbidden:
             yield forbidden[policy.name]
         for place, _, path in _exact_paths(policy):
-            # Don't open the device for the check, because opening some devices has side effects.
+            # Check without opening the device, because opening some devices has side effects.
             try:
                 mode = _node(self._config, path).stat().st_mode
             except (FileNotFoundError, NotADirectoryError):
@@ -254,7 +256,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rules:
-    """The rules for a single device, with the facts of one scan."""
+    """The rules for a single device, based on the results of one scan."""
 
     config: HostDevicesConfig
     sysfs: Sysfs
@@ -262,14 +264,14 @@ class _Rules:
     """The reasons why policies are not allowed, keyed by policy name."""
 
     stale: Mapping[str, str]
-    """The reasons why it is unknown whether devices that only the last scan found still exist,
-    keyed by path."""
+    """For each device that only the last scan found, keyed by path, the reason why it is unknown
+    whether it still exists."""
 
     used: Mapping[str, str] | UnreadableError
     consoles: Collection[str] | UnreadableError
 
     def doubts(self) -> dict[str, str]:
-        """The reasons why rules cannot be checked, keyed by subsystem."""
+        """For each subsystem, the reason why rules cannot be checked."""
         facts = {"block": self.used, "tty": self.consoles}
         return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
 
@@ -303,7 +305,7 @@ class _Rules:
         consoles = self.consoles
         known = () if isinstance(consoles, UnreadableError) else consoles
         try:
-            # If only the last scan found a device, its files may be missing.
+            # The files of a device that only the last scan found may be missing.
             is_stale = host.path in self.stale
             danger = danger_of_path(host.path) if is_stale else danger_of(host, known)
         except OSError as error:
@@ -322,16 +324,16 @@ class _Rules:
         return None
 
     def _harmless_way(self, host: HostDevice, consoles: Collection[str]) -> str | None:
-        """Return how pods can use a dangerous device without its node, or None if that is
-        unknown."""
+        """Return how pods can use a dangerous device without this device node, or None if no such
+        way is known."""
         if host.unit is None:
             return None
         try:
             directories = [each for each in directories_below(host.unit) if (each / "dev").exists()]
             nodes = [self.sysfs.device(each) for each in sorted(directories)]
             for node in nodes:
-                # Another node of the same kind is a different device, such as the next port of a
-                # serial card.
+                # Skip nodes of the same subsystem, because they belong to other devices, such as
+                # the next port of a serial card.
                 others = (host.subsystem, *RAW_DISK_SUBSYSTEMS)
                 if node is None or node.unit != host.unit or node.subsystem in others:
                     continue
@@ -347,7 +349,7 @@ class _Rules:
         try:
             node = _node(self.config, host.path).stat()
         except OSError as error:
-            # The kernel removes the node before the device in sysfs, and creates it afterwards.
+            # When a device vanishes or appears, sysfs can list it while its node does not exist.
             return _unknown(f"its device node cannot be read: {error.strerror}")
         is_type = stat.S_ISBLK if host.type == "b" else stat.S_ISCHR
         if is_type(node.st_mode) and node.st_rdev == os.makedev(host.major, host.minor):
@@ -381,7 +383,7 @@ def reason_against_block_device(device: HostDevice, used: Mapping[str, str]) -> 
     use = used.get(device.number)
     if use:
         return Refusal("InUse", f"it is {use}")
-    # A holder that is not mounted (yet) still keeps the device open.
+    # A holder keeps the device open even if it is not mounted.
     holder = next(iter(entries(device.directory / "holders")), None)
     return Refusal("InUse", f"{holder.name} is built on it") if holder else None
 
@@ -401,15 +403,15 @@ def _result(read: Callable[[], T]) -> T | UnreadableError:
         return error
 
 
-# ------------------------------------------------------------ policies and devices of a scan
+# ------------------------------------------------------------ policies and devices in a scan
 
 
 def _deciding_policies(
     policies: Sequence[HostPolicy], names: Collection[str], before: Selection | None, holds: Holds
 ) -> Sequence[HostPolicy]:
-    """Return the policies that decide about these devices. These are the policies that published
-    them or held nodes of the same functions, and those that can match the same devices. If a device
-    is unknown, return all policies."""
+    """Return the policies that decide about these devices: those that published the devices or held
+    nodes of the same functions, and those that can match the same devices. If a device is unknown,
+    return all policies."""
     if before is None:
         return policies
     hardware = {text for name in names for text in before.hardware.get(name, ())}
@@ -439,7 +441,7 @@ def _twins(policies: Sequence[HostPolicy], found: Collection[HostDevice]) -> Ite
 
 
 def _exact_paths(policy: HostPolicy) -> Iterator[tuple[str, str, str]]:
-    """Yield the field, the subsystem and the path of each path without a wildcard."""
+    """Yield each path without a wildcard, as a tuple of field, subsystem and path."""
     for index, matcher in enumerate(policy.spec.match):
         for number, path in enumerate(matcher.paths):
             if not has_wildcard(path):
@@ -449,9 +451,11 @@ def _exact_paths(policy: HostPolicy) -> Iterator[tuple[str, str, str]]:
 def _stale(
     before: Collection[HostDevice], found: Collection[HostDevice], unknown: Mapping[str, str]
 ) -> list[HostDevice]:
-    """Return the devices of the last scan that may still be present."""
+    """Return the devices from the last scan that may still be present although this scan did not
+    find them."""
     known = {(hardware_identity(host), host.path) for host in before}
-    # Two nodes can have the same identity: only one at a new path can be the previous node.
+    # Two nodes can have the same identity. A previous node has moved only if the node is now at a
+    # new path.
     moved = {key[0] for host in found if (key := (hardware_identity(host), host.path)) not in known}
     replaced = {each for host in found for each in (host.path, (host.type, host.number))}
     return [
@@ -472,7 +476,7 @@ def _withdrawn(
             continue
         hardware, refused = selection.hardware[name], selection.refused.get(name)
         is_gone = present.isdisjoint(hardware) or (refused and refused.refusal.is_gone)
-        # Evict pods only if the hardware is known, and known to be missing.
+        # Evict pods only if the hardware is known, and is known to be missing.
         if not (hardware and is_gone) or any(
             subsystem_of(identity) in unknown for identity in hardware
         ):

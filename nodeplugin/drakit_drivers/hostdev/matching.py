@@ -1,10 +1,10 @@
 """
-Matchers: how a policy describes the devices that it publishes, and which devices match.
+Matchers: how a policy describes the devices to publish, and which devices match.
 
-A matcher is validated without access to a host. Errors name the value and the remedy. A glob of
-paths has ``*``, ``?`` and brackets, each within one path component.
+A matcher is validated without access to a host. Errors name the value and the remedy. In a path
+glob, ``*``, ``?`` and brackets match within one path component.
 
-Does not depend on files, names of published devices or other fields of a policy.
+Does not depend on files, on the names of published devices, or on other policy fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from drakit import DevicePolicy
 from drakit_drivers.hostdev.hardware import Ancestor, HostDevice, PciParent, UsbParent
 
 RAW_DISK_SUBSYSTEMS = ("bsg", "nvme", "nvme-generic", "scsi_generic")
-"""Character devices that give access to the blocks of a disk, mounted or not."""
+"""Subsystems of character devices that give access to the blocks of a disk, even while it is
+mounted."""
 
 
 # ------------------------------------------------------------ globs
@@ -59,7 +60,7 @@ def _check_brackets(part: str, glob: str) -> None:
         sign, rest = rest[0], rest[1:]
         if sign not in "[]":
             continue
-        # A ']' at the start is one of the characters, not the end.
+        # A ']' at the start is one of the characters, not the end of the set.
         inside = re.match(r"!?+(?:\][^\]]*|[^\]]+)(?=\])", rest)
         if sign == "]" or not inside:
             raise ValueError(f"{glob!r} has a bracket without its counterpart in the same part")
@@ -96,7 +97,7 @@ def _parse_hex(value: Any) -> Any:
 
 
 def _check_name_glob(glob: str) -> str:
-    # The rules for brackets are the same as for a device's path.
+    # The rules for brackets are the same as in device paths.
     if "/" in glob:
         raise ValueError(f"{glob!r} has a '/'; write a name, not a path")
     check_glob(f"/dev/{glob}")
@@ -238,7 +239,7 @@ def is_matched(matchers: Iterable[Matcher], host: HostDevice) -> bool:
 def names_usb_device(
     matchers: Iterable[Matcher], *, vendor_id: str, product_id: str, path: str
 ) -> bool:
-    """Return whether a matcher specifies a USB device by its IDs or by its port."""
+    """Return whether any matcher specifies this USB device by its IDs or by its port."""
     return any(
         (usb.path or (usb.vendor_id and usb.product_id))
         and usb.vendor_id in (None, vendor_id.lower())
@@ -250,8 +251,8 @@ def names_usb_device(
 
 
 def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str], bool]:
-    """Return a filter for the paths of a subsystem's devices. The rest of a device is read only if
-    one of its paths passes the filter."""
+    """Return a filter for the device paths of a subsystem. The other properties of a device are
+    read only if one of its paths passes the filter."""
     paths = [matcher.paths for matcher in matchers if matcher.subsystem == subsystem]
     if not all(paths):
         return lambda path: True
@@ -260,8 +261,8 @@ def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str],
 
 
 def _matches(matcher: Matcher, host: HostDevice) -> bool:
-    # The links and properties by which a device is excluded may be missing until udev has processed
-    # it.
+    # Wait for udev, because the links and properties by which a device is excluded may be missing
+    # until udev has processed it.
     needs_udev = any(each.paths or each.udev_properties for each in matcher.exclude)
     return (
         matcher.subsystem == host.subsystem

@@ -1,14 +1,14 @@
 """
-Names of published devices, and the devices that claims hold under their names.
+Names published devices, and identifies the devices that claims hold under these names.
 
 A name consists of the policy and the device's identity (:mod:`.hardware`). If two devices would get
 the same name, or the name would be too long, a hash of the distinguishing properties is added. A
 device that is present keeps its name, even if a device with the same identity is plugged in.
 
 A claim holds hardware, not a name. Until the claim is released, the name belongs to that hardware,
-and no other hardware gets it. The identity in the held device nodes shows whether a device in a
-scan is held, whatever policy matches it, and whether the kernel has given its number to other
-hardware. If a claim's record has no identity, the name that the last scans gave to the hardware is
+and no other hardware gets it. The identity recorded for a held device node shows whether a device
+in a scan is held, whichever policy matches it, and whether the kernel has given its number to other
+hardware. If a claim's record has no identity, the name that previous scans gave to the hardware is
 used instead.
 
 Pure functions.
@@ -30,11 +30,11 @@ _MAX_NAME = 63
 _HASH_DIGITS = 8
 
 Number = tuple[str, int, int]
-"""Type (``b`` or ``c``), major and minor."""
+"""A device number: type (``b`` or ``c``), major and minor."""
 
 Numbers = Mapping[str, Collection[Number]]
-"""The numbers of hardware, keyed by its identity. A unit, or equal nodes of it, can have several
-numbers."""
+"""The device numbers of hardware, keyed by its identity. Equal nodes have the same identity, so one
+identity can have several numbers."""
 
 
 class Holds:
@@ -46,8 +46,8 @@ class Holds:
         *,
         remembered: Mapping[str, Set[str]] | None = None,
     ) -> None:
-        """Create the holds. `remembered` contains the identities of devices, keyed by name, for
-        claims without identities."""
+        """Create the holds. `remembered` contains the known device identities, keyed by name, for
+        claims that have not recorded any."""
         self._held = held or {}
         self._hardware: dict[str, Set[str]] = {
             name: {node.identity for node in device.nodes} or (remembered or {}).get(name, set())
@@ -72,7 +72,8 @@ class Holds:
         return iter(self._held)
 
     def with_identities(self, changed: Mapping[tuple[str, str], str]) -> Holds:
-        """Return these holds with changed identities, keyed by name and recorded identity."""
+        """Return a copy of these holds with `changed` identities. These are keyed by name and
+        recorded identity."""
         held = {
             name: replace(
                 device,
@@ -94,8 +95,8 @@ class Holds:
         return self.names(self._units.get(unit, set()))
 
     def hardware(self, name: str) -> Set[str]:
-        """Return the identities of a held device. Empty if they are unknown, or if it is not
-        held."""
+        """Return the identities of a held device. Empty if they are unknown, or if the device is
+        not held."""
         return self._hardware.get(name, frozenset())
 
     def is_of(self, name: str, hardware: Set[str]) -> bool:
@@ -112,7 +113,7 @@ class Holds:
         return {name for identity in hardware for name in self._names.get(identity, ())}
 
     def overlapping(self, hardware: Set[str]) -> set[str]:
-        """Return the names under which claims hold other nodes of the same function."""
+        """Return the names under which claims hold other nodes of the same functions."""
         found: set[str] = set()
         for one in map(HardwareIdentity.parse, hardware):
             for identity in self._units.get(one.unit, ()):
@@ -122,12 +123,12 @@ class Holds:
 
     @property
     def numbers(self) -> Mapping[Number, str]:
-        """The held numbers, each with the identity for which a claim holds it."""
+        """The held device numbers, each with the hardware identity for which a claim holds it."""
         return {number: nodes[0][0] for number, nodes in self._by_number.items()}
 
     def taken(self, numbers: Numbers) -> tuple[Number, str] | None:
-        """Return a number that a claim holds for other hardware, and the device that has the
-        number."""
+        """Return one of these numbers that a claim holds for other hardware, with the name of the
+        held device."""
         for identity, its_numbers in sorted(numbers.items()):
             for number in sorted(its_numbers):
                 for held_identity, name in self._by_number.get(number, ()):
@@ -136,7 +137,7 @@ class Holds:
         return None
 
     def outdated(self, name: str, numbers: Numbers) -> list[HeldNode]:
-        """Return the held nodes whose numbers the hardware no longer has."""
+        """Return the held nodes of a device whose numbers its hardware no longer has."""
         device = self._held.get(name)
         return [
             node
@@ -147,10 +148,11 @@ class Holds:
         ]
 
     def users(self, name: str) -> int | None:
-        """Return the number of users in the shares of a device that claims hold, or None if a claim
-        holds the whole device."""
+        """Return the total number of users in the held shares of a device, or None if a claim holds
+        the whole device."""
         shares = self._held[name].shares
-        amounts = (parse_quantity(share.get("users", "1")) for share in shares)  # 1000 is "1k"
+        # Parse the amounts, because 1000 is written as "1k".
+        amounts = (parse_quantity(share.get("users", "1")) for share in shares)
         return int(sum(amounts)) if shares else None
 
     def holder(self, name: str) -> str:
@@ -161,7 +163,7 @@ class Holds:
 
 def _number(node: HeldNode) -> Number | None:
     if node.major is None or node.minor is None:
-        return None  # from an earlier boot
+        return None  # the hold is from before the last boot
     return node.type, node.major, node.minor
 
 
@@ -170,27 +172,30 @@ def _number(node: HeldNode) -> Number | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameRequest:
-    """The preferred name of a device, and the alternative if other devices need the same name."""
+    """The preferred name of a device, and an alternative in case other devices need the same
+    name."""
 
     key: str
-    """The policy, and everything that distinguishes the device from others."""
+    """A unique key for the device: the policy, and everything that distinguishes the device from
+    others."""
 
     plain: str
-    """The preferred name, which can be too long."""
+    """The preferred name, which may be too long."""
 
     hashed: str
     hardware: Set[str]
-    """The identities of its device nodes, which do not depend on the policy."""
+    """The hardware identities of the device's nodes, which do not depend on the policy."""
 
 
 def name_request(
     policy: str, identity: Identity, *, hardware: Set[str], nth: int = 1, copy: int | None = None
 ) -> NameRequest:
     """
-    Return the names for a device.
+    Return the request for a device's name.
 
-    :param nth: the number of the device among those with the same identity and place, from 1. A
-        camera has several nodes on one interface, always created in the same order.
+    :param nth: the number of the device among those with the same identity and place, starting at
+        1. For example, a camera has several nodes on one interface, which are always created in the
+        same order.
     :param copy: the number of the copy, for a device that is published several times.
     """
     suffix = f"-{nth - 1}" if nth > 1 else ""
@@ -208,10 +213,10 @@ def assign(
     requests: Sequence[NameRequest], *, before: Mapping[str, str], holds: Holds
 ) -> dict[str, str | None]:
     """
-    Give each device a name, keyed by the key of its request, or None if it is unclear which device
-    a claim holds.
+    Assign a name to each device. Return the names, keyed by request key. A name is None if it may
+    belong to a different device that a claim holds.
 
-    :param before: the names of devices in the last scan, with the same keys.
+    :param before: the names from the previous scan, with the same keys.
     """
     wanted = Counter(name_request.plain for name_request in requests)
     owners = {
@@ -237,7 +242,7 @@ def assign(
 
 
 def _label(text: str) -> str:
-    """Convert a string to a DNS label, but do not limit its length."""
+    """Convert a string to a DNS label, without limiting its length."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
