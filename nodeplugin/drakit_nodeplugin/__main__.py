@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def parser() -> ProgramParser:
-    """Return the parser of the command line."""
+    """Return the command line parser."""
     parser = ProgramParser(
         prog="drakit-nodeplugin",
         description="Runs the drivers of this node for the kubelet. The chart starts it in a "

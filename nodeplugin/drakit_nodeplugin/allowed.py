@@ -3,8 +3,8 @@ The settings of backends and device plugins: the fields of an entry, and their v
 
 The name of an entry is also the name of its directory. Only the backend or device plugin in that
 directory can announce the driver or resources of the entry. The plugin imports this module only if
-its configuration has an entry, because the models use memory. :mod:`.endpoints.allowlist` applies
-an entry.
+its configuration has such an entry, because the models use memory. :mod:`.endpoints.allowlist`
+applies an entry.
 
 Does not depend on sockets or edits.
 """
@@ -26,7 +26,7 @@ MAX_NAME = 20
 """Maximum length of an entry's name, which is part of the paths of its sockets."""
 
 CLAIM_CLASS = "claim"
-"""The class of the CDI devices of claims. Only the pods of a claim can use its CDI devices."""
+"""The CDI class of claim devices. Only the pods of a claim can use the claim's CDI devices."""
 
 _VARIABLE = re.compile(r"[^=*\0\s]+\*?")
 
@@ -96,7 +96,7 @@ Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
 
 
 class OwnerSettings(Settings):
-    """The owner that the socket must have."""
+    """The required owner of a socket."""
 
     uid: Identifier = 0
     """The user ID on the node."""
@@ -118,7 +118,8 @@ class AllowedEndpoint(Settings):
     mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
         default_factory=dict[HostPath, Literal["ro", "rw"]]
     )
-    """Prefixes of host paths, read-only or writable. The longest matching prefix applies."""
+    """Host paths that can be mounted: path prefixes, each read-only or writable. The longest
+    matching prefix applies."""
 
     hooks: tuple[HostPath, ...] = ()
     """Programs on the host that can run as OCI hooks, with any arguments."""
@@ -149,27 +150,27 @@ class AllowedEndpoint(Settings):
 
 
 class PolicyResourceSettings(Settings):
-    """The cluster-scoped custom resource of a driver's policies."""
+    """The cluster-scoped custom resource for a driver's policies."""
 
     group: Annotated[str, AfterValidator(_group)]
     """The API group, such as ``lamps.example.com``."""
 
     version: Annotated[str, Field(pattern=r"^v[0-9]+((alpha|beta)[0-9]+)?$")]
-    """The version, such as ``v1``."""
+    """The API version, such as ``v1``."""
 
     plural: Annotated[str, AfterValidator(_plural)]
-    """The plural name, such as ``lamppolicies``."""
+    """The plural resource name, such as ``lamppolicies``."""
 
 
 class AllowedBackend(AllowedEndpoint):
     """A backend: its driver, and the edits that it can make. By default, it can make none."""
 
     driver: Annotated[str, AfterValidator(_driver)]
-    """The driver that the backend can announce."""
+    """The name of the driver that the backend can announce."""
 
     policies: PolicyResourceSettings | None = None
-    """The resource of the driver's policies, if it has policies. The node plugin reads all objects
-    of this resource, and sends them to the backend. The chart grants the permission."""
+    """The custom resource for the driver's policies, if it has policies. The node plugin reads all
+    objects of this resource, and sends them to the backend. The chart grants the permission."""
 
 
 class AllowedPlugin(AllowedEndpoint):

@@ -6,7 +6,7 @@ The composition root of the node plugin: starts and stops all parts in order.
 2. For each driver: create the sockets (within a second of the start), take the lock, open the
    checkpoint, restore CDI files, and start the driver.
 3. Start the API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
-4. On SIGTERM: let calls in flight finish, then stop the sockets and everything else.
+4. On SIGTERM: let calls in flight finish, then close the sockets and stop everything else.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """The parameters of the process that are not in its configuration file."""
+    """The process parameters that are not in the configuration file."""
 
     config_file: Path
     node_name: str
     instance_uid: str
-    """The pod's UID in a cluster. The two instances of a rolling update have different sockets."""
+    """Distinguishes the sockets of the two instances during a rolling update. In a cluster, this is
+    the pod UID."""
 
     pod: PodName | None = None
     """The pod of this process, as the kubelet lists it. None outside of a cluster."""
@@ -131,14 +132,14 @@ async def _serve(
 
 
 class _Probed:
-    """All hosted drivers, as probes and metrics see them."""
+    """All hosted drivers, for probes and metrics."""
 
     def __init__(self, drivers: HostedDrivers) -> None:
         self._drivers = drivers
 
     async def liveness_problems(self) -> Sequence[str]:
         drivers = self._drivers.served
-        # Run the probes concurrently: each may take up to the probe's time limit.
+        # Check the drivers concurrently, because each check may take up to the probe's time limit.
         problems = await asyncio.gather(*(driver.liveness_problem() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 

@@ -1,17 +1,18 @@
 """
-Change notification: counters in memory (:class:`Revision`) and file polling.
+Change notification: in-memory counters (:class:`Revision`) and file polling.
 
 A writer advances a :class:`Revision`. Each reader waits at its own pace for a revision later than
 the last one that it has seen.
 
-A :class:`FilePoller` polls the files of all drivers in the process, with one thread hop per round.
-Other processes may remove or change these files without notice: sockets, locks, CDI files and a
-checkpoint. A check takes a few microseconds; a round trip to a thread takes about a hundred. With
-fifty drivers, separate round trips would cost a few percent of a core. So one thread runs all
-checks, and wakes only the waiters that have something to do. Checks that use the same disk, and can
-therefore hang together, share a poller. Checks of another disk need a separate poller.
+A :class:`FilePoller` polls the files of all drivers in the process, with one round trip to a thread
+per round. Other processes may remove or change these files without notice: sockets, locks, CDI
+files and a checkpoint. A check takes a few microseconds; a round trip to a thread takes about a
+hundred. With fifty drivers, separate round trips would cost a few percent of a core. Therefore, one
+thread runs all checks, and only the waiters that have something to do are woken. Checks of the same
+disk share a poller, because they hang together if the disk hangs. Checks of another disk need a
+separate poller.
 
-:class:`FileWatch` is the check for files whose modification time is sufficient.
+:class:`FileWatch` is a check that relies only on file change times.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Revision:
 # ---------------------------------------------------------------- in files
 
 PERIOD_SECONDS = 1.0
-"""Time between two rounds: half of the 2 s within which a CDI file must be restored."""
+"""Time between two rounds. A CDI file must be restored within twice this time."""
 
 UNCHANGED_POLLS = 60
-"""After this many polls without a change, a watch reports a change anyway, because some file
+"""Number of polls without a change after which a watch reports a change anyway, because some file
 systems do not update the change time reliably."""
 
 _Stamp = tuple[int, int, int] | None
@@ -65,7 +66,8 @@ _Stamp = tuple[int, int, int] | None
 
 
 class FilePoller:
-    """Wakes waiters when their check finds something to do. Use it in one event loop only."""
+    """Wakes waiters when their checks find something to do. Use each poller in only one event
+    loop."""
 
     def __init__(self, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
@@ -76,7 +78,7 @@ class FilePoller:
         Wait until a check finds something to do. The poller runs the check once in every round.
 
         The check runs in a thread, and may block. If the check raises an exception, the poller also
-        wakes the waiter, which then encounters and handles the error itself.
+        wakes the waiter, which then runs into the error itself and handles it.
         """
         found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[found] = check
@@ -115,8 +117,9 @@ class FileWatch:
     """
 
     def __init__(self, *paths: Path, settled_seconds: float) -> None:
-        """Keep reporting a change until it is older than `settled_seconds`, because a second change
-        may have the same timestamp, or may become visible later."""
+        """Watch these paths. A change is reported repeatedly until it is older than
+        `settled_seconds`, because a second change may have the same timestamp, or may become
+        visible later."""
         self._paths = [os.fspath(path) for path in paths]
         self._settled_nanoseconds = int(settled_seconds * 1e9)
         self._seen: list[_Stamp] | None = None

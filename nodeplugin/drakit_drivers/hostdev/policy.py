@@ -2,10 +2,10 @@
 The fields that an administrator writes: the policies, which select devices and define how pods get
 them, and the configuration of the driver.
 
-The same model validates policies of the cluster (the custom resource ``HostDevicePolicy``) and
-those in a configuration file. Every field has limits, and errors name the field and the remedy.
-:mod:`.matching` describes devices, :mod:`.container` their appearance in containers. :mod:`.host`
-checks at the start whether the paths in the configuration exist.
+The same model validates policies in the cluster (the custom resource ``HostDevicePolicy``) and
+policies in a configuration file. Every field has limits, and errors name the field and the remedy.
+:mod:`.matching` defines how policies describe devices, and :mod:`.container` how devices appear in
+containers. :mod:`.host` checks at startup whether the paths in the configuration exist.
 
 Does not depend on the host: policies and configuration are validated without one.
 """
@@ -26,7 +26,7 @@ from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
 MAX_EXTRA_ATTRIBUTES = 4
 """Maximum number of attributes that a policy can add. The API allows 32 attributes and capacities
-per device."""
+per device in total."""
 
 OWN_ATTRIBUTES = frozenset(
     """
@@ -51,21 +51,21 @@ LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE)]
 AttributeName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=32)]
 NamespaceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
-"""The value of the device attribute ``policy``, and the prefix of device names. The limit
-of 40 characters leaves room for the device."""
+"""The value of the device attribute ``policy``, and the prefix of device names. The limit of 40
+characters leaves room for the rest of the device name."""
 
 
 class LabelRequirement(DevicePolicy):
     """A requirement for one label."""
 
     key: LabelKey
-    """The key of the label."""
+    """The label key."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     """As in Kubernetes: ``NotIn`` also selects objects without the label."""
 
     values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
-    """Only for ``In`` and ``NotIn``."""
+    """The label values. Only for ``In`` and ``NotIn``."""
 
     @model_validator(mode="after")
     def _values_fit_the_operator(self) -> Self:
@@ -94,7 +94,7 @@ class LabelSelector(DevicePolicy):
     """Labels that an object must have."""
 
     match_expressions: tuple[LabelRequirement, ...] = Field(default=(), max_length=32)
-    """Requirements for labels."""
+    """Label requirements that an object must meet."""
 
     @model_validator(mode="before")
     @classmethod
@@ -220,10 +220,10 @@ class AllowedNamespaces(DevicePolicy):
     that the selector selects."""
 
     names: tuple[NamespaceName, ...] = Field(default=(), max_length=64)
-    """Names of namespaces."""
+    """The names of namespaces."""
 
     selector: LabelSelector | None = None
-    """Labels of namespaces."""
+    """A selector for namespaces, by their labels."""
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
@@ -341,8 +341,8 @@ class HostDevicePolicySpec(DevicePolicy):
             )
 
     def dangers(self) -> Iterator[tuple[str, str, str]]:
-        """Yield everything that needs ``allow.dangerous``, each with a harmless alternative, if
-        any, and with the condition for setting it."""
+        """Yield every setting that needs ``allow.dangerous``, with a harmless alternative, if any,
+        and with the condition for using it."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
             if not any(value for name, value in matcher if name not in ("subsystem", "exclude")):
@@ -377,12 +377,12 @@ class HostDevicePolicySpec(DevicePolicy):
 
     @property
     def subsystems(self) -> tuple[str, ...]:
-        """The subsystems of its matchers."""
+        """The subsystems of the policy's matchers."""
         return tuple(dict.fromkeys(matcher.subsystem for matcher in self.match))
 
     @property
     def single_path(self) -> str | None:
-        """The only path that the policy can match, if it has no wildcard."""
+        """The single path that the policy can match, or None if it can match others."""
         if len(self.match) == 1 and len(self.match[0].paths) == 1:
             path = self.match[0].paths[0]
             return None if has_wildcard(path) else path
@@ -393,7 +393,7 @@ HostPolicy = Policy[HostDevicePolicySpec]
 
 
 def policy_of_file(name: str, spec: HostDevicePolicySpec) -> HostPolicy:
-    """Return a policy from a configuration file, which takes precedence over those of the
+    """Return a policy from a configuration file. It takes precedence over policies in the
     cluster."""
     return Policy(name=name, created=datetime.min.replace(tzinfo=UTC), generation=0, spec=spec)
 
@@ -402,7 +402,7 @@ def policies_of_node(
     policies: Iterable[HostPolicy], labels: Mapping[str, str] | None
 ) -> list[HostPolicy]:
     """Return the policies for a node, in order of precedence. While the node's labels are unknown,
-    return only those without a selector."""
+    return only policies without a node selector."""
     chosen = (
         policy
         for policy in policies

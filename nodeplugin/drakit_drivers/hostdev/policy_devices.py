@@ -3,19 +3,20 @@ Selects the devices to publish: the policy of each device, its name, its copies,
 and capacities that CEL selectors can match.
 
 If two policies match a device, the older one gets it. If they have the same age, the first by name
-gets it. The same applies to device nodes that reach one function of the hardware, unless both
-policies share them. A policy that groups by unit gets all nodes of a unit or none; a policy with a
-set gets the whole set or nothing.
+gets it. The same applies to device nodes that give access to the same hardware function, unless
+both policies share them. A policy that groups by unit gets all nodes of a unit or none. A policy
+that publishes a set gets the whole set or nothing.
 
 A device that a claim holds is published only under its held names until it is released, even if its
 policy changes. A device whose number a claim holds for other hardware is not published. Some
-devices are published with a :class:`Doubt`, so that no new claim gets them. If a USB device has
-different IDs than before, at the same port, it is still the held device if its policy says so.
+devices are published with a :class:`Doubt`, so that no new claim gets them. A USB device whose IDs
+have changed, at the same port, is still the held device if its policy allows that.
 
-Names of attributes are C identifiers. The standard ones have Kubernetes' domain, so that claims can
-request devices of several drivers that are close to each other. A string that the API rejects (over
-64 bytes) is omitted, because half a serial number would match the wrong device. Attributes are
-ordered by importance. If there are more than the API allows, the last ones are omitted.
+Attribute names are C identifiers. The standard attributes have the Kubernetes domain, so that
+claims can request devices of several drivers that are close to each other. A string that the API
+rejects (over 64 bytes) is omitted instead of truncated, because half a serial number would match
+the wrong device. Attributes are ordered by importance. If there are more than the API allows, the
+last ones are omitted.
 
 Pure functions.
 """
@@ -45,21 +46,22 @@ from drakit_drivers.hostdev.naming import Holds, NameRequest, Number, Numbers, a
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
 _MAX_DEVICES = 2048
-"""Maximum number of a policy's devices on a node, including copies. A policy with more devices
+"""Maximum number of devices per policy on a node, including copies. A policy with more devices
 matches too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason for not publishing a device: a code for programs and a message for users."""
+    """The reason for not publishing a device: a machine-readable code and a message for users."""
 
     reason: RejectionReason
     message: str
     """A clause without times and counters, such as ``it is mounted at /``."""
 
     is_unknown: bool = False
-    """Whether a rule cannot be checked, because something is unreadable. In that case, no new
-    device is published, but a previously published device remains, with a taint."""
+    """Whether the reason is that a rule cannot be checked, because a file is unreadable. If so, a
+    new device is not published, but a previously published device remains published, with a
+    taint."""
 
     is_gone: bool = False
     """Whether a part of the device is missing."""
@@ -81,7 +83,7 @@ class Doubt:
     """A sentence without times and counters."""
 
     prepare_again: bool = False
-    """Whether claims have outdated edits."""
+    """Whether claims that hold the device have outdated edits."""
 
     by_change: bool = False
     """Whether the policy changed while claims held the device."""
@@ -89,12 +91,12 @@ class Doubt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """A device under its published name."""
+    """A device with its published name."""
 
     name: str
     policy: HostPolicy
     hosts: tuple[HostDevice, ...]
-    """The device nodes: a single node, or those of a unit in the kernel's order."""
+    """The device nodes: a single node, or the nodes of a unit in the kernel's order."""
 
     identity: Identity
     doubt: Doubt | None = None
@@ -125,32 +127,31 @@ class Overlap:
     owner: str
     other: str
     is_by_hold: bool = False
-    """Whether the owner has the device because a claim holds it."""
+    """Whether the owner has the device only because a claim holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The selected devices. All names of devices, copies and refused devices are different."""
+    """The selected devices. The names of devices, copies and refused devices are all different."""
 
     devices: Mapping[str, Published]
     copies: Mapping[str, Published]
-    """Devices without capacity, for a cluster without DRAConsumableCapacity."""
+    """Copies of devices, without capacity, for a cluster without DRAConsumableCapacity."""
 
     refused: Mapping[str, Refused]
     matched: Mapping[str, int]
     """The number of devices that each policy matches. Copies are included."""
 
     names: Mapping[str, str]
-    """The names of the devices, keyed by their distinguishing properties, for the next
-    selection."""
+    """The device names, keyed by request key, for the next selection."""
 
     hardware: Mapping[str, Set[str]]
-    """The identities of the devices and of the held devices, keyed by name, for the next
+    """The hardware identities of selected devices and held devices, keyed by name, for the next
     selection."""
 
     outgrown: Set[str] = frozenset()
-    """Held copies of devices that now have a capacity. Unless the policy has changed, a held copy
-    shows that the cluster does not support DRAConsumableCapacity."""
+    """Held copies of devices that are now published with a capacity. A held copy that is not in
+    this set shows that the cluster does not support DRAConsumableCapacity."""
 
     waits_for_release: bool = False
     """Whether the selection will change when a claim releases a device."""
@@ -162,7 +163,7 @@ class Selection:
         return self.devices.get(name) or self.copies.get(name)
 
     def policy_of(self, name: str) -> str | None:
-        """Return the policy of a device with this name, published or not."""
+        """Return the policy of the device with this name, whether it is published or refused."""
         refused = self.refused.get(name)
         found = self.find(name) or (refused and refused.published)
         return found.policy.name if found else None
@@ -184,11 +185,12 @@ class _Candidate:
 
     @property
     def units(self) -> set[str]:
-        """The places of the units of its device nodes."""
+        """The places of the units that the device nodes belong to."""
         return {HardwareIdentity.parse(each).unit for each in self.hardware}
 
     def overlaps(self, text: str) -> bool:
-        """Return whether an identity belongs to another node of its functions."""
+        """Return whether an identity belongs to another node of one of the candidate's
+        functions."""
         node = HardwareIdentity.parse(text)
         return any(HardwareIdentity.parse(each).overlaps(node) for each in self.hardware)
 
@@ -197,12 +199,12 @@ class _Candidate:
         return {name for each in self.requests for name in (each.plain, each.hashed)}
 
     def with_names(self, identity: Identity, *, nth: int = 1) -> _Candidate:
-        """Return the candidate with the names of an identity, as the policy's nth device with
-        it."""
+        """Return the candidate with the names for an identity. It is the policy's nth device with
+        that identity."""
         spec, hardware = self.policy.spec, self.hardware
         device = name_request(self.policy.name, identity, hardware=hardware, nth=nth)
         if spec.single_path:
-            # At most one device has no index; others are kvm-0, kvm-1, ...
+            # At most one device has a name without an index. Others are kvm-0, kvm-1, ...
             identity, nth = Identity(text="", place=self.hosts[0].path), 1
         copies = tuple(
             name_request(self.policy.name, identity, hardware=hardware, nth=nth, copy=index)
@@ -216,7 +218,7 @@ class _Candidate:
         )
 
     def with_names_of(self, former: HardwareIdentity) -> _Candidate:
-        """Return the candidate with the names of its previous identity."""
+        """Return the candidate with the names for its former identity."""
         spec = self.policy.spec
         identity = identity_of_former(
             former, at_port=spec.identity == "Port", is_unit=spec.group == "Unit"
@@ -228,7 +230,7 @@ class _Candidate:
         return (*self.devices, *self.copies)
 
     def has_capacity(self, name: str) -> bool:
-        """Return whether claims get shares of the device under this name."""
+        """Return whether claims get shares of the device if it has this name."""
         names = {text for its in self.devices for text in (its.plain, its.hashed)}
         return self.policy.spec.sharing.mode == "Capacity" and name in names
 
@@ -250,13 +252,14 @@ def select(
 
     :param policies: the policies of the node, in order of precedence.
     :param refuse: the rules for a single device.
-    :param before: the last selection.
+    :param before: the previous selection.
     """
     holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
     candidates, holds = _with_new_ids(candidates, found, holds)
     requests = [name_request for each in candidates for name_request in each.requests]
-    # Name all candidates, because a name must not depend on whether another device is published.
+    # Assign names to all candidates, because a name must not depend on whether another device is
+    # published.
     names = assign(requests, before=before.names if before else {}, holds=holds)
     judged = [(each, _refusal(each, refuse, names)) for each in candidates]
     owned, overlaps = _owned(judged, names, holds)
@@ -276,7 +279,7 @@ def select(
     waits_for_release = None in owners or any(each.is_by_hold for each in overlaps)
     for each, refusal in owned:
         own_names = {name for its in each.requests if (name := names[its.key])}
-        # A claim for other hardware must not have the number of any node of its function.
+        # No claim for other hardware may hold the number of any node of the device's functions.
         near = (text for unit in each.units if unit for text in at_unit[unit])
         reach = each.hardware | {text for text in near if each.overlaps(text)}
         its_numbers = {identity: numbers[identity] for identity in reach}
@@ -324,8 +327,8 @@ def select(
 
 
 def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
-    """Return a candidate with the names under which claims hold it, if it got these names with
-    different IDs. A claim that is prepared after a reboot no longer has the previous IDs."""
+    """If claims hold a candidate under names that it got with different IDs, return the candidate
+    with these names. A claim that was prepared after a reboot does not contain the former IDs."""
     spec, held = each.policy.spec, holds.names(each.hardware)
     if not held or held <= each.possible_names:
         return each
@@ -344,8 +347,9 @@ def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
 def _with_new_ids(
     candidates: Sequence[_Candidate], found: Collection[HostDevice], holds: Holds
 ) -> tuple[list[_Candidate], Holds]:
-    """Return the candidates with the names of held hardware whose IDs have changed, and the holds
-    with the new IDs. An accelerator changes its IDs when its first pod loads the firmware."""
+    """Recognize held hardware whose IDs have changed. Return the candidates with the names under
+    which the hardware is held, and the holds with the new IDs. For example, an accelerator changes
+    its IDs when its first pod loads the firmware."""
     candidates = [_with_former_ids(each, holds) for each in candidates]
     present = {hardware_identity(host) for host in found}
     missing: dict[str, set[str]] = defaultdict(set)
@@ -378,7 +382,7 @@ def _with_new_ids(
 
 
 def _is_renamed(spec: HostDevicePolicySpec, old: HardwareIdentity, new: HardwareIdentity) -> bool:
-    """Return whether two identities are the same hardware according to a policy."""
+    """Return whether a policy treats two different identities as the same hardware."""
     if old.unit != new.unit or old.usb_ids is None or new.usb_ids is None:
         return False
     if old.reported == new.reported:  # another node of the same hardware
@@ -401,9 +405,9 @@ def _owned(
     names: Mapping[str, str | None],
     holds: Holds,
 ) -> tuple[list[tuple[_Candidate, Refusal | None]], tuple[Overlap, ...]]:
-    """Assign each device node to one policy. Return the candidates that have all of their nodes,
-    with the reasons against them. A candidate that is definitely refused leaves its nodes to
-    others."""
+    """Assign each device node to one policy. Return the candidates that got all of their nodes,
+    each with the reason against it, if any. A candidate that is definitely refused leaves its nodes
+    to others."""
 
     def is_held(each: _Candidate) -> bool:
         return any(names[name_request.key] in holds for name_request in each.requests)
@@ -428,7 +432,8 @@ def _owned(
 
     owned: list[tuple[_Candidate, Refusal | None]] = []
     overlaps: list[Overlap] = []
-    for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # a stable sort
+    # The sort is stable, so held candidates come first in their original order.
+    for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):
         can_own = not refusal or refusal.is_unknown or refusal.reason == "InUse" or is_held(each)
         taken = {h.path: it for h in each.hosts if (it := owner_of(h, each if can_own else None))}
         if taken:
@@ -452,7 +457,7 @@ def _refusal(
 ) -> Refusal | None:
     refusals = [refusal for host in each.hosts if (refusal := refuse(each.policy, host))]
     if refusals:
-        # certain reasons take precedence
+        # reasons that are certain take precedence
         return min(refusals, key=lambda refusal: refusal.is_unknown)
     if each.set_problem:
         return Refusal("Other", each.set_problem, is_gone=True)
@@ -481,10 +486,12 @@ def _held_otherwise(
     each: _Candidate, owners: Mapping[str | None, _Candidate], numbers: Numbers, holds: Holds
 ) -> Refusal | None:
     """
-    Return the reason why a device is not free although no claim holds it under its name.
+    Return the reason why a device cannot be allocated although no claim holds it under its name, or
+    None.
 
-    `owners` contains the devices of the scan, keyed by name. If one of these is held and has the
-    same hardware, the hold belongs to an equal node, for example one of two chips of a controller.
+    `owners` contains the devices in the scan, keyed by name. If one of them is held and has the
+    same hardware identity, the hold belongs to an equal node, such as another of two chips on a
+    controller.
     """
     others = holds.names(each.hardware) - owners.keys()
     others |= {
@@ -512,9 +519,9 @@ def _held_otherwise(
 
 def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusal | None:
     """
-    Return the reason why a set is not the one that a claim holds.
+    Return the reason why a set is not the set that a claim holds, or None.
 
-    `parts` contains the unit and the report of the hardware that is present.
+    `parts` contains the units that are present, with the data that their hardware reports.
     """
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
@@ -559,9 +566,9 @@ def _uncertainty(published: Published, numbers: Numbers, holds: Holds) -> Doubt 
 def _other_form(
     published: Published, other_names: Set[str], holds: Holds, *, is_copy: bool, outgrown: Set[str]
 ) -> Doubt | None:
-    """Return the doubt about a device that claims hold in a form that its policy does not offer.
-    `other_names` contains the names of its copies if it is published with capacity. If it is a
-    copy, `other_names` contains its name with capacity."""
+    """Return the doubt about a device if claims hold it in a form that its policy does not offer.
+    `other_names` contains the names of the other form: the names of the copies for a device with
+    capacity, or the name of the device with capacity for a copy."""
     name, sharing = published.name, published.spec.sharing
     if name not in holds:
         other = min((other for other in other_names if other in holds), default=None)
@@ -623,7 +630,8 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
 
 
 def _set_problem(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> str:
-    """Return the reason why device nodes are not the set that a policy describes."""
+    """Return the reason why device nodes are not the set that a policy describes. Empty if they
+    are."""
     for index, matcher in enumerate(spec.match):
         its = {host.unit or host.directory for host in hosts if is_matched([matcher], host)}
         if len(its) != 1:
@@ -650,16 +658,16 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
 # ------------------------------------------------------------ attributes and capacities
 
 MAX_STRING_BYTES = 64
-"""The API's limit for a string value, in bytes."""
+"""The API limit for a string value, in bytes."""
 
 _MAX_FACTS = 32
-"""The API's combined limit for a device's attributes and capacities."""
+"""The API limit for a device's attributes and capacities in total."""
 
 _STANDARD = "resource.kubernetes.io/"
 
 
 def attributes(published: Published) -> dict[str, AttributeValue]:
-    """List the attributes of a device."""
+    """Return the attributes of a device."""
     facts = {
         name: value
         for name, value in _facts(published)
@@ -678,7 +686,8 @@ def left_out(published: Published) -> tuple[str, ...]:
 
 def capacity(published: Published, *, is_copy: bool = False) -> dict[str, str | Capacity]:
     """
-    Return a block device's size in bytes, and the users of a device with a shared capacity.
+    Return the capacities of a device: the size of a block device in bytes, and the users of a
+    device with a shared capacity.
 
     :param is_copy: the device is one of the copies for clusters without DRAConsumableCapacity.
     """
@@ -741,7 +750,8 @@ def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]
         yield "pciDeviceID", device.pci.device_id
         yield "pciClass", device.pci.class_id
     if device.usb:
-        # The PCI function of a USB device is the host controller, which users do not select by.
+        # The PCI function of a USB device is the host controller, so its subsystem IDs are not
+        # useful for selection.
         yield "usbVersion", device.usb.version
         yield "usbClass", device.usb.device_class
         yield "usbSpeed", device.usb.speed

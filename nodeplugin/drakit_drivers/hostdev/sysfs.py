@@ -1,19 +1,19 @@
 """
 Reads devices from sysfs and the host's udev database: number, path, driver, the USB or PCI device
-to which they belong, and attributes of their kind (serial ports, cameras, sound cards, GPUs).
+that they belong to, and kind-specific attributes (serial ports, cameras, sound cards, GPUs).
 
-Missing and unknown are different. A missing file or value is a fact: the device does not exist, is
-being unplugged, or does not have the attribute. Any other error (no file descriptor, no memory, no
-permission) leaves it unknown and raises :class:`UnreadableError`. A caller that treated it as
-missing would remove a device that is still present.
+Missing is different from unknown. A missing file or value is definite: the device does not exist,
+is being unplugged, or does not have the attribute. After any other error (no file descriptor, no
+memory, no permission), the value is unknown, and :class:`UnreadableError` is raised. A caller that
+treated an unknown device as missing would remove a device that is still present.
 
-Attributes may vanish at any moment, because the device is being unplugged. If a device is no longer
-the same after all reads, it is treated as unplugged, because half of its attributes would describe
-another device.
+Attributes may vanish at any moment, when the device is unplugged. If a device is no longer the same
+after all reads, it is treated as unplugged, because half of its attributes might describe another
+device.
 
 Most hosts have a udev database, but minimal ones do not. Therefore, the kernel's attributes take
-precedence over udev's properties. The database lists a link for each device that requests it, but
-the link leads to only one device, and only that device has it.
+precedence over udev's properties. The database lists a link for every device that requests it, but
+the link leads to only one of them. The other devices are treated as not having the link.
 
 Does not depend on policies.
 """
@@ -43,11 +43,11 @@ from drakit_drivers.hostdev.hardware import (
 ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
-"""The errors that occur if a file does not exist, or if its device is being unplugged."""
+"""Errors that occur if a file does not exist, or if its device is being unplugged."""
 
 _WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
-"""The errors that occur if the kernel's driver has no value for the attribute, or if the file is of
-another kind."""
+"""Errors that occur if the kernel driver does not have a value for the attribute, or if the path is
+another type of file."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
@@ -60,7 +60,7 @@ _INDICES = {
     "tty": "device/port_number",
     "video4linux": "index",
 }
-"""The attribute that distinguishes the nodes of one interface of a device, keyed by subsystem."""
+"""The attribute that distinguishes the nodes of one device interface, keyed by subsystem."""
 
 
 # ------------------------------------------------------------ files
@@ -109,11 +109,11 @@ def _value(path: Path, read: Callable[[], ValueT]) -> ValueT | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The devices of a subsystem."""
+    """The devices found in a subsystem."""
 
     devices: tuple[HostDevice, ...]
     unreadable: str | None = None
-    """The reason why there may be more devices, or None."""
+    """The reason why there may be more devices, or None if the list is complete."""
 
 
 class Sysfs:
@@ -126,7 +126,7 @@ class Sysfs:
         self._dev = dev_root
 
     def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Found:
-        """Find a subsystem's devices that have a node and a wanted path."""
+        """Find the devices of a subsystem that have a device node and a wanted path."""
         devices: list[HostDevice] = []
         unreadable: str | None = None
         try:
@@ -143,22 +143,24 @@ class Sysfs:
         return Found(devices=tuple(devices), unreadable=unreadable)
 
     def block_directories(self) -> dict[str, Path]:
-        """The directories of all block devices and partitions of the host, keyed by kernel name."""
+        """Return the directories of all block devices and partitions on the host, keyed by kernel
+        name."""
         found = {entry.name: _resolved(entry) for entry in self._entries("block")}
         return {name: directory for name, directory in found.items() if directory}
 
     def active_consoles(self) -> list[str]:
-        """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
+        """Return the kernel names of the terminals that the kernel uses as its console
+        (``ttyS0``)."""
         active = read_attribute(self.root / "class" / "tty" / "console", "active")
         return (active or "").split()
 
     def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
-        """Return the subsystem of a device number."""
+        """Return the subsystem of the device with a number."""
         return link_name(self.root / "dev" / kind / number / "subsystem")
 
     def device_of(self, kind: str, number: str) -> HostDevice | None:
-        """Read the device with a number, by its type (``b`` or ``c``). Return None if there is
-        none."""
+        """Read the device with a type (``b`` or ``c``) and a number. Return None if there is no
+        such device."""
         return self.device(self.root / "dev" / ("block" if kind == "b" else "char") / number)
 
     def _entries(self, subsystem: str) -> list[Path]:
@@ -177,8 +179,8 @@ class Sysfs:
     def device(
         self, entry: Path, *, wanted: Callable[[str], bool] = lambda path: True
     ) -> HostDevice | None:
-        """Read one device. Return None if it has no node, is not wanted, or is being unplugged.
-        Raises UnreadableError."""
+        """Read one device. Return None if it does not have a device node, is not wanted, or is
+        being unplugged. Raises UnreadableError."""
         inode = _inode(entry)
         uevent = _uevent(entry)
         try:
@@ -220,7 +222,7 @@ class Sysfs:
             wwid=_wwid(family) if node_type == "c" else None,
             driver=link_name(directory / "driver")
             or next((each.driver for each in ancestors if each.driver), None),
-            # -1 means that the firmware does not report it.
+            # -1 means that the firmware does not report the NUMA node.
             numa_node=_whole(_nearest(family, "numa_node")),
             usb=_usb_parent(family, ancestors),
             pci=_pci_parent(family),
@@ -234,9 +236,9 @@ class Sysfs:
         return device if _inode(directory) == inode else None
 
     def _udev_entry(self, name: str) -> tuple[dict[str, str], tuple[str, ...], bool]:
-        """Return a device's properties, its links, and whether udev has processed it, by type and
-        number. The first two are empty if udev has not processed the device, or does not run on the
-        host. The last value is false only in the first case."""
+        """Return a device's properties, its links, and whether it is settled, given its type and
+        number. The properties and links are empty if udev has not processed the device yet, or does
+        not run on the host. The device is unsettled only in the first case."""
         properties: dict[str, str] = {}
         links: list[str] = []
         content = read_attribute(self._udev_data, name)
@@ -250,9 +252,9 @@ class Sysfs:
         return properties, tuple(sorted(links)), is_settled
 
     def _number_of_node(self, path: str) -> tuple[str, int, int] | None:
-        """Return type and number of the device node to which a path leads, or None."""
+        """Return the type and number of the device node that a path leads to, or None."""
         node = self._dev / path.removeprefix("/dev/")
-        # A loop of links is treated as missing.
+        # A path with a symbolic link loop is treated as missing.
         status = _value(node, node.stat) if _value(node, node.exists) else None
         if status is None or not (stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)):
             return None
@@ -267,12 +269,13 @@ class Sysfs:
 
 
 def _resolved(entry: Path) -> Path | None:
-    """Return the device's own directory, without symbolic links, or None if it is missing."""
+    """Return the device's own directory, with symbolic links resolved, or None if it is missing."""
     return _value(entry, lambda: Path(os.path.realpath(entry, strict=True)))
 
 
 def _inode(directory: Path) -> int | None:
-    """Identify a directory in sysfs. A replugged device gets a different value."""
+    """Return a value that identifies a sysfs directory. A replugged device gets a different
+    value."""
     return _value(directory, lambda: directory.stat().st_ino)
 
 
@@ -292,7 +295,7 @@ def _uevent(directory: Path) -> dict[str, str]:
 
 
 def _nearest(family: Iterable[Path], name: str) -> str | None:
-    """Read an attribute of the nearest device that has it."""
+    """Read an attribute from the nearest device that has it."""
     return next(filter(None, (read_attribute(part, name) for part in family)), None)
 
 
@@ -313,7 +316,7 @@ def _usb_parent(family: list[Path], ancestors: Sequence[Ancestor]) -> UsbParent 
                 port=part.name,
                 manufacturer=read_attribute(part, "manufacturer"),
                 product=read_attribute(part, "product"),
-                # Don't use udev's copy, which is missing until udev has processed the device.
+                # Don't use udev's copy, because it is missing until udev has processed the device.
                 serial=read_attribute(part, "serial"),
                 interface=int(interface, 16) if interface else None,
                 version=_bcd(read_attribute(part, "bcdDevice")),
@@ -329,7 +332,7 @@ def _pci_parent(family: list[Path]) -> PciParent | None:
         if _PCI_ADDRESS.fullmatch(part.name) and link_name(part / "subsystem") == "pci":
             return PciParent(
                 bus_id=part.name,
-                # The directory of the outermost bridge: pci0000:00.
+                # The directory of the root bridge, such as pci0000:00.
                 root=next(filter(_PCI_ROOT.fullmatch, part.parts), None),
                 vendor_id=_hexadecimal(part, "vendor"),
                 device_id=_hexadecimal(part, "device"),
@@ -383,14 +386,15 @@ _SOUND_NODES = {
 }
 
 _INPUT_KINDS = ("keyboard", "mouse", "touchscreen", "touchpad", "tablet", "joystick", "switch")
-"""Kinds of udev's ``ID_INPUT_*``, most specific first, because every keyboard also has keys."""
+"""The kinds in udev's ``ID_INPUT_*`` properties, most specific first, because a device can have
+several: every keyboard also has keys."""
 
 
 def _family_attributes(
     subsystem: str, family: Sequence[Path], properties: Mapping[str, str]
 ) -> dict[str, AttributeValue]:
-    """Return the attributes of the device's kind: at most three, because the API allows 32 for a
-    device. `family` has its directory and those of its ancestors, nearest first."""
+    """Return the kind-specific attributes of a device: at most three, because the API allows 32 for
+    a device. `family` contains the directories of the device and its ancestors, nearest first."""
     read = _READERS.get(subsystem)
     facts = read(family, properties) if read else ()
     return {name: value for name, value in facts if value is not None}
@@ -399,7 +403,7 @@ def _family_attributes(
 def _tty(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
     # An adapter with four connectors has four ports, which the kernel numbers.
     yield "ttyPort", _whole(_nearest(family[:3], "port_number"))
-    # 0 means that the kernel offers the port, but no UART responds.
+    # 0 means that the kernel provides the port, but there is no UART.
     yield "uartType", _whole(read_attribute(family[0], "type"))
 
 
@@ -448,7 +452,8 @@ def _drm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
 
 
 def _net(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
-    # The node of an RDMA device or a modem, next to the network interface of the same hardware.
+    # For the node of an RDMA device or a modem, look for the network interface of the same
+    # hardware.
     for part in family[1:]:
         interfaces = entries(part / "net")
         if interfaces:
@@ -459,7 +464,8 @@ def _net(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
 
 def _tpm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
     directory = family[0]
-    # The node of the resource manager (tpmrm0) has no specific attributes.
+    # Read the attributes from the chip, because the resource manager node (tpmrm0) does not have
+    # any.
     chip = directory.parent.parent / "tpm" / directory.name.replace("rm", "")
     for place in (directory, chip):
         version = _whole(read_attribute(place, "tpm_version_major"))

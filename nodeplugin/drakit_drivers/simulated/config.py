@@ -1,7 +1,7 @@
 """
 The configuration of the simulated devices. Administrators configure the kinds, numbers and names of
-the devices; users set opaque parameters in a claim or a DeviceClass. The driver only passes the
-parameters to the container. They have types in order to show the effects of a mistake.
+the devices. Users set opaque parameters in a claim or a DeviceClass. The driver only passes the
+parameters to the container, but validates them in order to demonstrate the effects of a mistake.
 
 Does not depend on claims or the node.
 """
@@ -38,7 +38,7 @@ class GpuProfile(DriverConfig):
     """GPUs and their partitions, which share the resources of the GPU (DRAPartitionableDevices)."""
 
     count: int = Field(default=2, ge=0, le=1024)
-    """GPUs on each node."""
+    """Number of GPUs on each node."""
 
     prefix: Prefix = "gpu"
     """The prefix of the device names: ``gpu-0``, and ``gpu-0-2g-1`` for a partition of two compute
@@ -48,19 +48,19 @@ class GpuProfile(DriverConfig):
     """The pool of the devices. If empty, the driver uses the pool that is named after the node."""
 
     model: Text = "Simulated G1"
-    """The attribute ``model``."""
+    """The value of the attribute ``model``."""
 
     architecture: Text = "simulated"
-    """The attribute ``architecture``."""
+    """The value of the attribute ``architecture``."""
 
     driver_version: str = Field(default="1.2.0", pattern=_VERSION, max_length=64)
-    """The attribute ``driverVersion``."""
+    """The value of the attribute ``driverVersion``."""
 
     memory_gi: int = Field(default=40, ge=1, le=4096)
     """Memory of a GPU in GiB."""
 
     compute_slices: int = Field(default=4, ge=1, le=8)
-    """Compute slices of a GPU."""
+    """Number of compute slices of a GPU."""
 
     partitions: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 2)
     """Sizes of the partitions, in compute slices. A GPU has as many partitions of each size as fit.
@@ -79,10 +79,10 @@ class GpuProfile(DriverConfig):
 
 
 class NicProfile(DriverConfig):
-    """Network interfaces. Claims share the bandwidth of an interface (DRAConsumableCapacity)."""
+    """Network interfaces, whose bandwidth claims share (DRAConsumableCapacity)."""
 
     count: int = Field(default=1, ge=0, le=1024)
-    """Interfaces on each node."""
+    """Number of interfaces on each node."""
 
     prefix: Prefix = "nic"
     """The prefix of the device names: ``nic-0``."""
@@ -91,7 +91,7 @@ class NicProfile(DriverConfig):
     """The pool of the devices. If empty, the driver uses the pool that is named after the node."""
 
     model: Text = "Simulated N1"
-    """The attribute ``model``."""
+    """The value of the attribute ``model``."""
 
     bandwidth_gbps: int = Field(default=100, ge=1, le=10_000)
     """Bandwidth of an interface in Gbit/s. A claim gets at least 1, in steps of 1."""
@@ -109,7 +109,7 @@ class CpuProfile(DriverConfig):
     """CPUs, in a separate pool."""
 
     count: int = Field(default=8, ge=0, le=16_384)
-    """CPUs on each node, distributed over its NUMA nodes."""
+    """Number of CPUs on each node, distributed across its NUMA nodes."""
 
     prefix: Prefix = "cpu"
     """The prefix of the device names: ``cpu-0``, or ``cpu-numa-0`` with ``capacity``."""
@@ -131,7 +131,7 @@ class SimulatedConfig(DriverConfig):
     """The driver's name. Two simulated drivers on the same node need different names."""
 
     numa_nodes: int = Field(default=2, ge=1, le=64)
-    """The NUMA nodes, each with a PCIe root. The driver distributes devices across them."""
+    """Number of NUMA nodes, each with a PCIe root. The driver distributes devices across them."""
 
     gpu: GpuProfile = GpuProfile()
     nic: NicProfile = NicProfile()
@@ -143,7 +143,7 @@ class SimulatedConfig(DriverConfig):
 
     @property
     def control(self) -> Path:
-        """The control file."""
+        """The path of the control file."""
         default = driver_directory(Path("/var/lib/kubelet"), self.driver_name) / "control.json"
         return self.control_file or default
 
@@ -171,7 +171,7 @@ class SimulatedParameters(DeviceParameters):
     """Opaque parameters of simulated devices. All of them are optional."""
 
     sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
-    """The mode in which the containers of a claim share a device."""
+    """How the containers of a claim share a device."""
 
     time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
     """The length of a time slice. Valid only with ``timeSlicing``."""

@@ -1,8 +1,8 @@
 """
 The control file, with which users make devices fail.
 
-A file that cannot be read or parsed is reported once, and its last valid content remains in effect,
-because it may be half written. A missing file changes nothing.
+If the file cannot be read or parsed, this is logged once, and its last valid content remains in
+effect, because the file may be only partially written. A missing file has no effect on the devices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Stamp = tuple[int, int, int]
 
 
 class HealthCommand(DriverConfig):
-    """The health of a device from now on."""
+    """A command that sets the health of a device."""
 
     status: Literal["healthy", "unhealthy", "unknown"]
     message: str = Field(default="", max_length=1024)
@@ -40,12 +40,12 @@ class HealthCommand(DriverConfig):
     """Whether pods that use the device are evicted if it remains unhealthy."""
 
     def health(self) -> Health:
-        """Return the health in the form that the driver reports."""
+        """Return the health that the driver reports."""
         return Health(self.status, self.message, self.broken)
 
 
 class TaintCommand(DriverConfig):
-    """A taint that the device has from now on."""
+    """A command that adds a taint to a device."""
 
     key: str = Field(min_length=1, max_length=253)
     """The taint's key. A key without a domain gets the driver's name as its domain."""
@@ -56,7 +56,7 @@ class TaintCommand(DriverConfig):
 
 class Control(DriverConfig):
     """
-    The content of the file.
+    The content of the control file.
 
     Keys are device names or patterns (``gpu-*``, ``*``). Entries for a GPU also apply to its
     partitions.
@@ -69,7 +69,7 @@ class Control(DriverConfig):
     """Taints of devices. All matching entries apply."""
 
     missing: tuple[Pattern, ...] = ()
-    """Devices that no longer exist."""
+    """Devices that the driver no longer lists."""
 
     stop: str = Field(default="", max_length=1024)
     """The reason why the driver stops. It starts again once this field is removed."""
@@ -80,17 +80,18 @@ class Control(DriverConfig):
     """Devices that cannot be prepared, with the error message."""
 
     def patterns(self) -> list[str]:
-        """All names and patterns of devices."""
+        """Return all device names and patterns in the file."""
         return [*self.health, *self.taints, *self.missing, *self.fail_prepare]
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:
-    """Return whether a pattern matches one of a device's names: its own, or its GPU's."""
+    """Return whether a pattern matches one of a device's names: its own name, or that of its
+    GPU."""
     return any(fnmatchcase(name, pattern) for name in names)
 
 
 class ControlFile:
-    """Reads the file, and rereads it after each change. Supports one reader at a time."""
+    """Reads the control file, and rereads it after each change. Supports one reader at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,7 +100,8 @@ class ControlFile:
         self._last = Control()
 
     async def follow(self) -> AsyncGenerator[Control, None]:
-        """Yield the content of the file, now and after each change, until it is closed."""
+        """Yield the content of the file, now and after each change, until the generator is
+        closed."""
         yield await asyncio.to_thread(self.poll) or self._last
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -112,10 +114,12 @@ class ControlFile:
         return self._last
 
     def poll(self) -> Control | None:
-        """Read the file. Return None if it is unchanged or malformed."""
+        """Read the file if it has changed. Return its content, or None if that is unchanged or
+        malformed."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
-            # Don't report it at the first poll, because it may have been half written.
+            # Report a malformed file only at the second poll, because it may have been partially
+            # written at the first.
             if self._bad:
                 logger.warning(
                     "control file is malformed, its last valid content stays in effect",
@@ -143,7 +147,7 @@ def _stamp(path: Path) -> Stamp | None:
     except OSError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        return None  # opening a pipe would wait for a writer
+        return None  # don't open a pipe, which would block until there is a writer
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 

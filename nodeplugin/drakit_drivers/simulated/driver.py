@@ -1,11 +1,11 @@
 """
 The driver: publishes the profiles' devices as the control file changes them, and prepares claims.
 
-A container gets only environment variables and metadata files. ``SIMULATED_<REQUEST>`` has the name
-of a device of the request, which is sufficient for an application that requests a single device.
-``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's variable ends in the ID
-of the share, and that of a device with admin access in ``ADMIN``: a container may also have the
-device itself.
+A container gets only environment variables and metadata files. ``SIMULATED_<REQUEST>`` contains the
+name of a device of the request, which is sufficient for an application that requests a single
+device. ``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. The variable name for a
+share ends in the share ID, and the name for a device with admin access ends in ``ADMIN``, because a
+container may also have the device itself.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
                     has_listed = True
                 elif has_listed:
                     raise DriverError(control.stop)
-                # If the driver restarts in the meantime, do not raise again: after another failure,
-                # the backoff would delay the next start by up to a minute.
+                # If the driver restarts while it is still stopped, do not raise again: the backoff
+                # after another failure would delay the next start by up to a minute.
 
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last
@@ -109,9 +109,9 @@ def _any(patterns: tuple[str, ...], device: Device) -> bool:
 def _environment(
     claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
 ) -> dict[str, str]:
-    """Return the variables for one device of a claim, including those of the user."""
-    # Use the name of the request without that of the subrequest. The JSON contains the allocated
-    # alternative.
+    """Return the environment variables for one device of a claim, including the user's
+    variables."""
+    # Use the request name without the subrequest name. The JSON contains the allocated alternative.
     request = OUR_VARIABLES + _variable(allocated.request.partition("/")[0])
     parts = [request, _variable(device.name)]
     if allocated.share_id:

@@ -1,12 +1,12 @@
 """
-The inventory: GPUs with partitions, network interfaces and CPUs according to the profiles, with
-their places in the machine, and with the changes in the control file.
+Creates the inventory: GPUs with partitions, network interfaces and CPUs according to the profiles,
+with their topology, and with the changes in the control file.
 
-A GPU has a set of counters for its compute slices and its memory. The whole GPU consumes all of
-them, a partition some of them. So the scheduler allocates either the GPU, or partitions that fit
-together. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each kind
-also has a plain form, for API servers that support neither counters nor shares: whole GPUs, whole
-interfaces, single CPUs.
+A GPU has a counter set for its compute slices and its memory. The whole GPU consumes all of them,
+and a partition consumes some of them, so the scheduler allocates either the GPU, or partitions that
+fit together. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each
+kind also has a plain form, for API servers that support neither counters nor shares: whole GPUs,
+whole interfaces, and individual CPUs.
 
 Does not depend on claims or files.
 """
@@ -36,7 +36,7 @@ _SLOTS = 32
 
 
 def all_devices(config: SimulatedConfig) -> Inventory:
-    """Combine the profiles' devices. The fallback does not need any optional feature of the API."""
+    """Return the devices of all profiles. The fallback does not need any optional API feature."""
     gpu, nic, cpu, numa = config.gpu, config.nic, config.cpu, config.numa_nodes
     amounts = _amounts(gpu, gpu.compute_slices)
     return Inventory(
@@ -122,7 +122,7 @@ def _nics(profile: NicProfile, numa_nodes: int, *, plain: bool = False) -> Itera
 
 
 def _cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
-    """Yield the CPUs as the profile groups them."""
+    """Yield the CPUs, grouped as in the profile."""
     if profile.grouping == "devices":
         yield from _single_cpus(profile, numa_nodes)
         return
@@ -150,7 +150,8 @@ def _single_cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
 
 def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
     """
-    Return the place of the PCI device with this index. Devices are spread over the NUMA nodes.
+    Return the topology of the PCI device with this index. Devices are distributed across the NUMA
+    nodes.
 
     :param function: distinguishes devices of two kinds with the same index.
     """
@@ -163,7 +164,8 @@ def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
 
 
 def _in_steps(amount: int, unit: str = "") -> Capacity:
-    """Return a capacity of which a claim takes one unit by default, and never less."""
+    """Return a capacity that claims consume in steps of one unit. One unit is both the default and
+    the minimum."""
     one = f"1{unit}"
     if amount == 1:  # the API requires room for a step above the minimum
         return Capacity(value=one)
@@ -195,13 +197,14 @@ def commanded(inventory: Inventory, control: Control, *, driver: str) -> Invento
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """Return the names that match a device in the control file: its GPU's, and its own."""
+    """Return the names by which the control file can refer to a device: the name of its GPU, and
+    its own."""
     parent = device.attributes.get("parent")
     return (parent, device.name) if isinstance(parent, str) else (device.name,)
 
 
 def without_device(inventory: Inventory, control: Control) -> list[str]:
-    """Return the patterns of the control file that match no device."""
+    """Return the patterns in the control file that do not match any device."""
     names = {
         name
         for device in (*inventory.devices, *(inventory.fallback or ()))

@@ -1,4 +1,3 @@
 """
-The life cycle of a claim on this node: allocation, batched prepare and unprepare, checkpoint, CDI
-files.
+The claim life cycle on this node: allocation, batched prepare and unprepare, checkpoint, CDI files.
 """

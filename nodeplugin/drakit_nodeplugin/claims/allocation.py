@@ -1,9 +1,9 @@
 """
-The allocation of a claim for one driver on one node: pure checks and decisions.
+Checks a claim's allocation for one driver on one node, and decides the next step. Pure functions.
 
 :mod:`.prepare` fetches and stores claims, and calls drivers.
 
-Does not depend on the API server, the checkpoint's database, drivers or gRPC.
+Does not depend on the API server, the checkpoint database, drivers or gRPC.
 """
 
 from __future__ import annotations
@@ -43,36 +43,37 @@ from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 MAX_CONFIG_DEPTH = 64
-"""Maximum nesting of opaque parameters, because drivers and backends parse them recursively. The
-API server limits only their size (10 KiB)."""
+"""Maximum nesting depth of opaque parameters, which drivers and backends parse recursively. The API
+server limits only their size (10 KiB)."""
 
 
 MAX_DATA_BYTES = 64 * 1024
-"""Maximum size, as JSON, of a claim's data for a driver that needs more than its devices. The data
-is stored in a row, and written three times. The annotations can have 256 KiB."""
+"""Maximum size, as JSON, of the claim data for a driver that needs more than the devices. The data
+is stored in the checkpoint row, which is written three times. Annotations by themselves could have
+256 KiB."""
 
 MAX_DATA_ENTRIES = 1024
-"""Maximum number of labels, annotations, owners, consumers, configs with their requests, and
+"""Maximum total number of labels, annotations, owners, consumers, configs with their requests, and
 devices of other drivers. The API server limits only consumers (256), configs and devices."""
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""kubectl's copy of the object. It is not counted, because users do not write it, and it would
-double the size."""
+"""The annotation with kubectl's copy of the object. It is omitted, because users do not write it,
+and it would double the size."""
 
 
 class Step(Enum):
-    """The next step for a claim that the kubelet asks to prepare."""
+    """The next step for a claim that the kubelet requests."""
 
     BEGIN = "begin"
     """The claim is new."""
     REPLACE = "replace"
-    """The claim was prepared with other devices. Undo those first."""
+    """The claim was prepared with other devices. Undo that prepare first."""
     REPEAT = "repeat"
     """Prepare again: the work did not finish, the node rebooted, or the entry was rebuilt."""
     CONFIRM = "confirm"
-    """The claim is prepared. Only check that its CDI file exists."""
+    """The claim is prepared. Only verify that its CDI file exists."""
     UNDO = "undo"
-    """An unprepare has begun. Finish it first; then the claim is new."""
+    """An unprepare has begun. Finish it first. After that, the claim is new."""
 
 
 def wanted_claim(
@@ -88,8 +89,8 @@ def wanted_claim(
     data: bool = False,
 ) -> StoredClaim:
     """
-    Check a claim, and return the entry to prepare. Set `data` if the driver needs more of the claim
-    than its devices.
+    Check a claim, and return the entry to prepare. Set `data` if the driver needs claim data in
+    addition to the devices.
 
     Raises a :class:`ClaimError` that states why the claim cannot be prepared on this node.
     """
@@ -99,8 +100,8 @@ def wanted_claim(
         (config, {number: r for number, r in enumerate(results) if applies(config, r)})
         for config in claim.allocation.configs
     ]
-    # The configs that apply, in the allocation's order. Configs of the class precede those of the
-    # claim.
+    # Sort the configs that apply: keep the order of the allocation, but put class configs before
+    # claim configs.
     configs = sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
     return StoredClaim(
         uid=reference.uid,
@@ -138,7 +139,7 @@ def allocated_results(
     labels: Mapping[str, str] | None,
 ) -> list[DeviceResult]:
     """
-    Check the claim's identity and node, and return the driver's allocation results.
+    Check the claim's identity and node, and return its allocation results for the driver.
 
     Raises a :class:`ClaimError`.
     """
@@ -168,11 +169,13 @@ def with_consumption(
     former: StoredClaim | None = None,
 ) -> tuple[StoredClaim, StoredDevice | None]:
     """
-    Return a claim with its devices' consumption, and a device that no endpoint lists, if any.
+    Return a claim with the consumption of its devices, and the first device that no endpoint lists,
+    if any.
 
-    The consumption of an unlisted device comes from the claim's previous entry. Without `hardware`,
-    devices consume only their names. The same applies to devices with admin access and, with
-    `node`, to devices in pools of a controller, which do not belong to this node.
+    The consumption of an unlisted device is taken from the claim's previous entry. If `hardware` is
+    None, devices do not consume counters. The same applies to devices with admin access and, if
+    `node` is set, to devices in pools that do not belong to this node, which a controller
+    publishes.
     """
     known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
     devices: list[StoredDevice] = []
@@ -202,7 +205,7 @@ def _texts(
     texts: list[str] = []
     bytes_left, values_left = limits.max_bytes, limits.max_values
     for config, results in configs:
-        # Count before serialization, which would already create a copy.
+        # Count the values before serialization, which would already create a copy.
         values = _values_of(config, next(iter(results.values())), claim=claim)
         values_left -= values * len(results)
         if values_left < 0:
@@ -220,7 +223,7 @@ def _texts(
 
 
 def _values_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
-    """Return the number of keys and values of a config. Raises BadConfigError if the config is
+    """Return the number of keys and values in a config. Raises BadConfigError if the config is
     invalid."""
     wrong = "are not a JSON object"
     parameters: object = config.parameters
@@ -257,7 +260,7 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
     if old.state == "unpreparing":
         return Step.UNDO
     # If the entry comes only from the kubelet's list, its configs are unknown. Don't undo a device
-    # in use because of that; preparing it again is always allowed.
+    # in use for that reason: preparing it again is always allowed.
     same = (
         device_keys(old.devices) == device_keys(new.devices)
         if old.rebuilt == "listed"
@@ -275,7 +278,8 @@ def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str
 
 
 def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
-    """Return a claim as drivers receive it. Each device has its own copy of its parameters."""
+    """Return a claim in the form that drivers receive. Each device has its own copy of the
+    parameters."""
     data = None if claim.data is None else _claim_data(claim.data, claim.configs)
     devices = [
         AllocatedDevice(
@@ -299,8 +303,8 @@ def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
 
 def _data_of(claim: Claim, configs: Sequence[OpaqueConfig], *, driver: str) -> str:
     """Return the claim data that the driver receives in addition to the devices, in the form that
-    the checkpoint stores. The parameters of the configs are those of the entry, in the same order.
-    Raises ClaimTooLargeError."""
+    the checkpoint stores. The parameters are omitted from the configs, because the entry contains
+    them, in the same order. Raises ClaimTooLargeError."""
     assert claim.allocation is not None
     metadata = child(claim.body, "metadata")
     data = {

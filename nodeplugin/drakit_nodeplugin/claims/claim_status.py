@@ -1,16 +1,16 @@
 """
-The status of claims (KEP-4817): writes a driver's results to its own entries in
+Claim status (KEP-4817): writes a driver's results to the driver's own entries in
 ``ResourceClaim.status.devices``.
 
 The entries are written in the background, after the kubelet has received its response. No claim
 waits for the API server, or fails because of it. Only the newest result of a claim is written, and
-an unprepare replaces it with a removal. The queue of writes is bounded, and kept only in memory, so
-that the checkpoint does not grow. After a restart, an unwritten entry is missing until the next
-prepare of its claim. A result without a status, and an unprepare, also remove entries from before
-the restart. The claim that was read shows whether there are any.
+an unprepare replaces a pending write with a removal. The write queue is bounded, and kept only in
+memory, so that the checkpoint does not grow. After a restart, an entry that had not been written is
+missing until the next prepare of its claim. A result without a status, and an unprepare, also
+remove entries from before the restart. The claim object shows whether there are any.
 
 Server-side apply with one field manager for each driver changes only these entries. Entries of
-other drivers, and other managers' fields in our entries, remain unchanged.
+other drivers, and fields in these entries that other managers own, remain unchanged.
 
 Does not depend on gRPC or the checkpoint.
 """
@@ -42,35 +42,35 @@ RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay before a write is retried."""
 
 MAX_REFUSALS = 5
-"""The maximum number of attempts for a write that the API server rejects because of a permission, a
-policy or an invalid value. The permission may have just been granted, but every node repeats the
-write."""
+"""Maximum number of attempts for a write that the API server rejects because of a missing
+permission, a policy or an invalid value. A retry is useful if the permission has just been granted,
+but every node would retry."""
 
 READ_SECONDS = 15.0
-"""Time limit for reading a claim."""
+"""Time limit for reading a claim from the API server."""
 
 BURST = 20.0
 WRITES_PER_SECOND = 5.0
-"""Rate limit. A few pods that start together are written immediately, but a flood of pods must not
-become a flood of writes."""
+"""Rate limit for writes. The statuses of a few pods that start together are written immediately,
+but a flood of pods must not become a flood of writes."""
 
 MAX_WAITING = 512
 """Maximum number of claims whose status is waiting to be written. A node has a few hundred pods."""
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Maximum size, as JSON, of all statuses that are waiting. A claim has up to 32 devices with 10 KiB
-of data and 8 conditions each."""
+"""Maximum total size, as JSON, of the statuses that are waiting to be written. A claim has up to 32
+devices, with 10 KiB of data and 8 conditions each."""
 
 MAX_CLAIM_BYTES = 1024 * 1024
-"""Maximum size, as JSON, of the entries of a claim. The API server cannot store an object of 1.5
-MiB, which also contains the rest of the claim."""
+"""Maximum size, as JSON, of the entries of a claim. The API server cannot store objects of 1.5 MiB
+or more, and the object also contains the rest of the claim."""
 
 MAX_REMEMBERED = 4096
-"""Maximum number of claims for which the writer remembers whether they have a status. It forgets
-the oldest ones first, and then treats them like those from before a restart."""
+"""Maximum number of claims for which to remember whether they have a status. The oldest ones are
+forgotten first, and are then treated like claims from before a restart."""
 
 _UNUSABLE = (400, 413)
-"""HTTP status codes for a request that the API server cannot parse, or that is too large."""
+"""HTTP status codes for requests that the API server cannot parse, or that are too large."""
 
 WriteResult = Literal["success", "error", "dropped"]
 """The result of a write, as a metric label. A write that will be retried is an error."""
@@ -80,11 +80,11 @@ _Key = tuple[str, str, str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """The status that a claim must get."""
+    """The status to write for a claim."""
 
     claim: ClaimReference
     devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
-    """The results for the devices. Empty if the entries must be removed."""
+    """The results for the devices. Empty to remove the entries."""
 
     bytes: int
 
@@ -102,7 +102,7 @@ class ClaimStatuses:
         on_write: Callable[[WriteResult], None] = lambda result: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Create a writer. `now` is the wall clock, for the times of transitions."""
+        """Create a writer. `now` returns the wall-clock time, for transition times."""
         self._driver = driver
         self._node = node
         self._source = source
@@ -114,8 +114,8 @@ class ClaimStatuses:
             retry_seconds=RETRY_SECONDS[0], retry_limit_seconds=RETRY_SECONDS[1]
         )
         self._has_status: OrderedDict[str, bool] = OrderedDict()
-        """Claims that this process has prepared, keyed by UID. The value is also true while a
-        removal has not been written yet, or if it is unknown."""
+        """For each claim that this process has prepared, keyed by UID: whether it has a status. If
+        that is unknown, or a removal has not been written yet, the value is true."""
         self._overflowing = False
 
     # ------------------------------------------------------------ observed claims
@@ -123,7 +123,8 @@ class ClaimStatuses:
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
-        """Enqueue the status of a claim that was prepared or unprepared, or that failed."""
+        """Enqueue the status of a claim after a prepare or unprepare, whether it succeeded or
+        failed."""
         if answer.error is not None:
             return
         if operation == "unprepare":
@@ -134,7 +135,8 @@ class ClaimStatuses:
         if answer.prepared is None:
             return
         pairs = zip(answer.devices, answer.prepared, strict=False)
-        # Omit the edits, which can be larger than everything that the limits count.
+        # Omit the edits, which the limits do not count, and which can be larger than everything
+        # else.
         devices = [
             (device, replace(each, edits=Edits(), attributes={}))
             for device, each in pairs
@@ -149,7 +151,7 @@ class ClaimStatuses:
             self._has_status.popitem(last=False)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Do nothing: the status is written only at the end."""
+        """Do nothing. The status is written only when the operation has finished."""
 
     def _want(
         self, claim: ClaimReference, devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
@@ -215,7 +217,7 @@ class ClaimStatuses:
                 return
             self._on_write("dropped")
             logger.warning("claim status not written", extra={**facts, "error": str(error)})
-        except Exception:  # losing a status must not stop the daemon
+        except Exception:  # a lost status must not stop the daemon
             self._on_write("dropped")
             logger.exception("claim status could not be written", extra=facts)
         else:
@@ -226,15 +228,15 @@ class ClaimStatuses:
             self._forget(uid)
 
     async def _write(self, wanted: _Wanted) -> None:
-        """Write one status. Does nothing if no write is needed, for example if a claim with another
-        UID now has this name."""
+        """Write one status. Does nothing if no write is needed, for example if this name now
+        belongs to a claim with another UID."""
         body = await self._source.body(wanted.claim, timeout_seconds=READ_SECONDS)
         if text(body, "metadata", "uid") != wanted.claim.uid:
             return
         stored = {
             _key_of(entry): entry
             for entry in children(body, "status", "devices")
-            # During an unprepare, the claim may already have a device of another node.
+            # During an unprepare, the claim may already be allocated a device of another node.
             if entry.get("driver") == self._driver and is_pool_of(self._node, text(entry, "pool"))
         }
         allocated = {
@@ -248,7 +250,7 @@ class ClaimStatuses:
             key = (device.pool, device.device, device.share_id)
             if key in allocated:
                 entries.append(self._entry(device, prepared, stored=stored.get(key, {}), now=now))
-        # The API server has removed the entries of devices that are no longer allocated.
+        # If none of the devices is still allocated, the API server has already removed the entries.
         if entries or (stored and not wanted.devices):
             await self._source.apply_status(
                 wanted.claim,

@@ -18,12 +18,12 @@ class ClaimError(Exception):
     """A claim cannot be prepared or unprepared. The rest of its batch continues."""
 
     reason: ClassVar[str] = "ClaimError"
-    """The label for metrics: one of a closed set of words, without data."""
+    """The metric label: one of a fixed set of words, without variable data."""
 
 
 class ClaimFetchError(ClaimError):
-    """The API server rejected the read, or returned an unusable response. The checkpoint
-    decides."""
+    """The API server rejected the read, or returned an unusable response. The caller decides from
+    the checkpoint instead."""
 
     reason = "ClaimNotRead"
 
@@ -34,11 +34,11 @@ class ClaimFetchError(ClaimError):
 
 
 class NoResponseError(ClaimFetchError):
-    """The API server did not respond. Don't send it further requests for now."""
+    """The API server did not respond. The caller must not send further requests for now."""
 
 
 class ClaimGoneError(ClaimFetchError):
-    """The API server reports that no claim has this name."""
+    """According to the API server, there is no claim with this name."""
 
     reason = "ClaimGone"
 
@@ -47,7 +47,8 @@ class ClaimGoneError(ClaimFetchError):
 
 
 class ClaimBusyError(ClaimError):
-    """Another process of the driver works on the claim, or has changed it since it was read."""
+    """Another process of the driver is working on the claim, or has changed its entry since it was
+    read."""
 
     reason = "ClaimBusy"
 
@@ -130,7 +131,7 @@ class TooManyParametersError(ClaimError):
 
 
 class ClaimTooLargeError(ClaimError):
-    """The claim's driver needs more than the identity and the devices, and that data is too
+    """The claim data that the driver needs, in addition to the identity and the devices, is too
     large."""
 
     reason = "ClaimTooLarge"
@@ -155,8 +156,8 @@ class DeviceTakenError(ClaimError):
         holder: str,
         beside: tuple[str, str] | None = None,
     ) -> None:
-        """Pass `beside` if the holder has another device, or another share of this one: the name of
-        its device, and the reason why the two conflict."""
+        """If the holder has another device, or another share of this one, pass `beside`: the name
+        of the holder's device, and the reason why the two conflict."""
         problem = f"is still prepared for claim {holder}"
         if beside is not None:
             held, shortage = beside
@@ -169,15 +170,15 @@ class DeviceTakenError(ClaimError):
 
 
 class NumberTakenError(ClaimError):
-    """The kernel gave the device a number that it had given to other hardware, which a claim still
-    holds."""
+    """The kernel gave the device a number that a claim still holds for other hardware."""
 
     reason = "NumberTaken"
 
     def __init__(
         self, *, claim: str, request: str, device: str, number: str, held: str, holder: str | None
     ) -> None:
-        """`held` is the holder's device. `holder` is None if the claim conflicts with itself."""
+        """Create the error. `held` is the holder's device. `holder` is None if the claim conflicts
+        with itself."""
         where = f"claim {claim}, request {request}:"
         if holder is None:
             both = f"devices {device} and {held}" if device != held else f"device {device} twice,"
@@ -196,8 +197,8 @@ class NumberTakenError(ClaimError):
 
 
 class OverAllocatedError(ClaimError):
-    """The claim itself needs more than the driver lists, because it was allocated from earlier
-    slices."""
+    """The claim by itself consumes more than the driver lists, because it was allocated from
+    outdated slices."""
 
     reason = "OverAllocated"
 
@@ -241,10 +242,10 @@ class DriverFailedError(ClaimError):
     reason = "DriverFailed"
 
     def __init__(self, *, claim: str, cause: str, device: StoredDevice | None = None) -> None:
-        """If `device` is None, the message `cause` must name its subject."""
+        """Create the error. If `device` is None, the message `cause` must name its subject."""
         where = f"claim {claim}"
         if device is not None:
-            # The request of a rebuilt entry is unknown.
+            # In a rebuilt entry, the request is unknown.
             where += f", request {device.request}" if device.request else ""
             where += f", device {device.device}"
         super().__init__(f"{where}: {cause}")
@@ -282,7 +283,8 @@ class CheckpointFailedError(ClaimError):
 
 
 class FaultError(ClaimError):
-    """An unexpected exception. Its message may contain anything, so it is only logged."""
+    """An unexpected exception. Its message may contain anything, so it is logged but not shown to
+    users."""
 
     reason = "Fault"
 

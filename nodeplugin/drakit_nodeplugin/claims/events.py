@@ -1,12 +1,12 @@
 """
-Events on a claim: its failures on this node, for its owner.
+Events on a claim, which report its failures on this node to its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
 unprepared. This module reports both on the claim, where the Events remain visible after the pod is
-gone. It reports only problems that a user can act on, each once. For example, a device got a
-different number while its claim was prepared. It reports transient failures and slow work only
-after three minutes, and success only after a reported failure. Claims do not wait for Events, which
-are written from a bounded queue.
+gone. It reports only problems that a user can act on, and reports each of them once. One example is
+a device that got a different number while its claim was prepared. Transient failures and slow work
+are reported only after three minutes, and success only after a reported failure. Claims do not wait
+for Events, which are written from a bounded queue.
 
 Does not depend on gRPC.
 """
@@ -39,7 +39,7 @@ REPEAT_SECONDS = 600.0
 """Minimum time before the same message is reported again on the same claim."""
 
 PAUSE_SECONDS = 0.1
-"""Pause between two writes. A driver that fails all claims of a node must not flood the API
+"""Pause between two writes. A driver that fails all claims on a node must not flood the API
 server."""
 
 MAX_WAITING = 256
@@ -47,10 +47,10 @@ MAX_WAITING = 256
 hundred pods."""
 
 MAX_REMEMBERED = 2048
-"""Maximum number of claims whose failures are remembered. The oldest are forgotten first."""
+"""Maximum number of claims whose failures to remember. The oldest are forgotten first."""
 
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
-"""Reasons that are usually transient. For example, the API server is busy."""
+"""Reasons that are usually transient, for example because the API server is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
 """Reasons that do not concern the claim's owner: the pod is being deleted, or the claim does not
@@ -89,10 +89,10 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Failure:
-    """A failing claim, remembered until it succeeds."""
+    """A claim failure, remembered until the claim succeeds."""
 
     since: float
-    """Start time. All times in this class are on the loop's clock."""
+    """The time of the first failure (loop clock)."""
 
     note: str | None = None
     """The message of the last Event."""
@@ -101,7 +101,7 @@ class _Failure:
 
 
 class ClaimEvents:
-    """Selects which results of one driver's claims to report, and writes the Events. It is an
+    """Decides which results of one driver's claims to report, and writes the Events. It is an
     observer of the claim queue (:class:`.queue.ClaimObserver`)."""
 
     def __init__(self, driver: str, *, node: str) -> None:
@@ -117,7 +117,7 @@ class ClaimEvents:
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
-        """Record that a claim was prepared or unprepared, or that it failed."""
+        """Record the result of a prepare or unprepare."""
         if answer.renumbered:
             note = (
                 f"claim {claim}: on node {self._node}, {'; '.join(answer.renumbered)}; running "
@@ -135,7 +135,7 @@ class ClaimEvents:
             self._warn(claim, operation, failure, answer.error)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Record that work on a claim has lasted for :data:`.SLOW_SECONDS`."""
+        """Record that work on a claim has been running for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
             f"{SLOW_SECONDS:.0f} s; check the driver's log on this node, and if this persists, "
@@ -145,7 +145,8 @@ class ClaimEvents:
 
     def _succeeded(self, claim: ClaimReference, operation: Operation) -> None:
         failure = self._forget((claim.uid, "prepare"))
-        if operation == "unprepare":  # the claim ends here, so earlier failures do not matter
+        # The claim's life cycle ends here, so earlier failures no longer matter.
+        if operation == "unprepare":
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
             note = f"claim {claim}: driver {self._driver} has now prepared it"
@@ -191,7 +192,8 @@ class ClaimEvents:
             while self._waiting:
                 key = next(iter(self._waiting))
                 pending = self._waiting.pop(key)
-                # Update before the write, because the same failure may recur during it.
+                # Update the failure before the write, because the same failure may recur during the
+                # write.
                 if pending.failed and (failure := self._failures.get(key)) is not None:
                     failure.note, failure.reported_at = pending.note, _now()
                 await self._write(recorder, pending)
@@ -214,7 +216,7 @@ class ClaimEvents:
                 action=GERUND[pending.operation].capitalize(),
                 note=pending.note,
             )
-        except Exception:  # losing an Event must not stop the daemon
+        except Exception:  # a lost Event must not stop the daemon
             logger.exception(
                 "Event could not be written",
                 extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},

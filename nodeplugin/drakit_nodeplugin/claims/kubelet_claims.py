@@ -1,20 +1,20 @@
 """
-The kubelet's view of claims: the claims that its containers use, and the conclusions that its lists
-allow.
+The kubelet's view of claims: the claims that containers use, and the conclusions that can be drawn
+from the kubelet's lists.
 
-Before the plugin removes a claim or file without a call from the kubelet, it asks the kubelet.
-After the checkpoint was damaged, the kubelet also names the lost claims. It lists a claim by name;
-the UID is part of the CDI names that the plugin returned. An unlisted claim may still be in use,
-because the list omits three kinds of claims: those that no container names, those of init
-containers, and those of a container with another claim that is not prepared yet. A kubelet that has
-just started serves its list before it has read its pods, and adds them one by one. So any list can
-prove that a claim is in use. Only complete lists prove that it is unused, and only if they agree
-for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
+Before the plugin removes a claim or file without a call from the kubelet, it asks the kubelet. If
+the checkpoint was damaged, the kubelet also provides the lost claims. It lists a claim by name. The
+UID is part of the CDI names that the plugin returned. An unlisted claim may still be in use,
+because the list omits three kinds of claims: claims that no container refers to, claims of init
+containers, and claims of a container with another claim that is not prepared yet. A kubelet that
+has just started serves its list before it has read its pods, and adds them one by one. Therefore,
+any list can prove that a claim is in use. Only complete lists prove that it is unused, and only if
+they agree for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
-The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any longer,
-but that the kubelet still has to unprepare. The file can only add claims: if only the file is
-readable, a claim that is missing from it may still be in use. The file's format is private to the
-kubelet, so an unexpected format is rejected.
+The kubelet's state file, ``dra_manager_state``, adds the claims that containers no longer use, but
+that the kubelet still has to unprepare. The file can only add claims: if only the file is readable,
+a claim that is missing from it may still be in use. The file's format is private to the kubelet, so
+an unexpected format is rejected.
 
 :mod:`drakit_nodeplugin.state.podresources` calls the kubelet; :mod:`.stale` and :mod:`.recovery`
 decide what happens at the end of a grace period. The module does not depend on gRPC.
@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 _KIND, _VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
 
 _MAX_STATE_BYTES = 64 * 1024 * 1024
-"""Enough for tens of thousands of claims. The kubelet does not write larger files."""
+"""Maximum size of the state file, enough for tens of thousands of claims. The kubelet does not
+write larger files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,20 +57,20 @@ class KubeletClaims:
     """The claims of one driver that the kubelet lists as in use."""
 
     devices: tuple[ListedDevice, ...] = ()
-    """The driver's devices in the kubelet's containers."""
+    """The driver's devices that containers use."""
 
     uids: frozenset[str] = frozenset()
 
     unnamed: frozenset[tuple[str, str]] = frozenset()
-    """Namespace and name of listed claims whose UID is unknown."""
+    """The namespace and name of each listed claim whose UID is unknown."""
 
     pods: PodView = PodView.UNKNOWN
-    """The completeness of the kubelet's pod list. Only a complete list proves that a missing claim
+    """Whether the kubelet's pod list is complete. Only a complete list proves that a missing claim
     is unused."""
 
     asked_at: float = 0.0
-    """The time of the kubelet's response, on the loop's clock. Several checks of the same response
-    are treated as one."""
+    """The time of the kubelet's response (loop clock). Several checks of the same response are
+    treated as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
         """Return whether a claim is listed. A claim with the same name and another UID does not
@@ -80,20 +81,20 @@ class KubeletClaims:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unclaimed:
     """
-    The grace period of something that no check has found in use.
+    The grace period of a claim or file that no check has found in use.
 
     The grace period starts at the first complete list. Incomplete lists prove nothing: a kubelet
-    that has just started may list our own pod before the pod in question. While the kubelet does
-    not respond, a longer grace period applies. After an incomplete list, the caller must discard
-    this object and start again.
+    that has just started may list the plugin's own pod before the pod in question. While the
+    kubelet does not respond, a longer grace period applies. After an incomplete list, the caller
+    must discard this object and start again.
     """
 
     since: float
-    """The time of the first check, on the loop's clock."""
+    """The time of the first check (loop clock)."""
 
     confirmed_since: float | None
-    """The time of the first in an unbroken series of complete lists. None if the last check did not
-    get a complete list."""
+    """The time of the first complete list in the current unbroken series. None if the last check
+    did not get a complete list."""
 
     @classmethod
     def first(cls, claims: KubeletClaims) -> Unclaimed:
@@ -103,7 +104,7 @@ class Unclaimed:
         return cls(since=since, confirmed_since=since if complete else None)
 
     def again(self, claims: KubeletClaims) -> Unclaimed:
-        """Return the state after another check that did not find it in use."""
+        """Return the state after another check that did not find the claim or file in use."""
         if claims.pods is not PodView.COMPLETE:
             return replace(self, confirmed_since=None)
         if self.confirmed_since is None:
@@ -121,8 +122,8 @@ class Unclaimed:
 
 
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:
-    """Return the CDI names of a device that follow ours. The names that the kubelet adds from other
-    devices precede ours."""
+    """Return the CDI names of a device that follow the plugin's own names. The kubelet puts the
+    names of other devices before them."""
     names = device.cdi_names
     ours = [i for i, name in enumerate(names) if claim_uid(name, driver=device.driver) is not None]
     return names[ours[-1] + 1 :] if ours else ()
@@ -136,7 +137,8 @@ def kubelet_claims(
     pods: PodView,
     asked_at: float = 0.0,
 ) -> KubeletClaims:
-    """Combine the driver's devices that containers use with claims that are known by UID."""
+    """Merge the driver's devices that are in use by containers with the claims that are known only
+    by UID."""
     ours = tuple(device for device in devices if device.driver == driver)
     found = set(uids)
     unnamed: set[tuple[str, str]] = set()
@@ -155,7 +157,7 @@ def kubelet_claims(
 
 
 class KubeletClaimView:
-    """The claims of one driver that the kubelet knows."""
+    """Provides the claims of one driver that the kubelet knows."""
 
     def __init__(
         self, driver: str, podresources: PodResources, *, state_file: Path | None = None
@@ -176,7 +178,7 @@ class KubeletClaimView:
         uids = await self._read_state()
         try:
             pods = await self._podresources.claims()
-        except PodResourcesError:  # the client has already logged it
+        except PodResourcesError:  # the client has already logged the error
             return KubeletClaims(uids=uids or frozenset(), pods=PodView.UNKNOWN, asked_at=asked_at)
         # A claim may be listed only in the state file.
         unknown = uids is None and pods.pods is PodView.COMPLETE
@@ -202,15 +204,15 @@ class KubeletClaimView:
 
 
 class StateFileError(Exception):
-    """The kubelet's state file is not usable. The message is a sentence."""
+    """The kubelet's state file is unusable. The message is a sentence that states the reason."""
 
 
 def read_claim_uids(path: Path) -> frozenset[str]:
     """Return the UIDs of the claims in the file. Raises :class:`StateFileError`. Blocks."""
     try:
         with path.open("rb") as file:
-            # The kubelet replaces the file. If only the file was mounted, the mount would always
-            # show the old one.
+            # The kubelet replaces the file at each change. If only the file itself is mounted, the
+            # mount still shows the deleted file.
             if os.fstat(file.fileno()).st_nlink == 0:
                 raise StateFileError(
                     f"{path} is a file that the kubelet has since replaced; mount its "

@@ -3,13 +3,13 @@ Prepares claims again if their edits are outdated.
 
 A driver marks a device if its edits have changed while claims hold it
 (:attr:`drakit.Device.prepare_again`). For example, the kernel gave the device a different number.
-The plugin then prepares its claims a second time, without an unprepare. Their rows and CDI files
-get the new edits, and a container that restarts gets the device again. The plugin repeats this with
-a backoff while the driver marks the device. The backoff also limits a backend that always marks its
-devices, because each second prepare writes to disk.
+The plugin then prepares its claims a second time, without an unprepare. The rows and CDI files get
+the new edits, and a container that restarts gets the device again. The plugin repeats this with a
+backoff as long as the driver marks the device. Because each second prepare writes to disk, the
+backoff also limits the load from a backend that always marks its devices.
 
-:mod:`.prepare` does the work, :mod:`.queue` decides when. The module does not depend on gRPC or the
-API server.
+:mod:`.prepare` does the work, and :mod:`.queue` decides when. The module does not depend on gRPC or
+the API server.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay before a claim is prepared again while its device is still marked. The
-delay doubles."""
+delay doubles each time."""
 
 QUIET_SECONDS = 120.0
-"""Seconds without a second prepare after which a claim's backoff is reset."""
+"""How long a claim must go without a second prepare before its backoff is reset."""
 
 POLL_SECONDS = 5.0
-"""Seconds between two reads of the claims while a device is marked. A claim that was being prepared
-when the device was marked may have the old edits."""
+"""How often to read the claims while a device is marked. A claim that was being prepared when the
+device was marked may have the old edits."""
 
 _FINAL = frozenset({None, AbandonedError.reason, BadConfigError.reason, DriverFailedError.reason})
-"""After these results, no retry is needed if the devices are no longer marked. After any other
-result, the driver may have returned edits that are missing from the row or the CDI file."""
+"""Results after which no retry is needed if the devices are no longer marked. After any other
+result, the driver may have returned edits that are not in the row or the CDI file."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Pace:
     backoff: Backoff
     used_at: float
-    """The time at which the backoff was last used, on the loop's clock."""
+    """The time at which the backoff was last used (loop clock)."""
 
 
 class OutdatedClaims:
@@ -68,7 +68,7 @@ class OutdatedClaims:
         self._queue = queue
         self._registered = registered
         self._working: set[str] = set()
-        """UIDs of claims that a task is preparing."""
+        """The UIDs of claims that a task is preparing."""
 
         self._paces: dict[str, _Pace] = {}
         """The backoff of each claim that was recently prepared again, keyed by UID."""

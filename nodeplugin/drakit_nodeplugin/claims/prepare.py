@@ -8,7 +8,7 @@ A batch takes the same few steps, regardless of its size:
 The result is stored before the files are written, so that every file has an entry. If a crash
 leaves an entry without its file, the file is restored. After a crash, the intent shows which work a
 driver may have begun. Drivers that have nothing to undo do not need an intent. A claim that fails
-gets a separate error and is undone, and the other claims continue.
+gets its own error and is undone, and the other claims continue.
 
 :mod:`.queue` decides when to work on a claim; :mod:`.unprepare` undoes claims.
 
@@ -66,14 +66,14 @@ logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
 """Time limit for reading a claim that is prepared according to the checkpoint. Without a usable
-response, the checkpoint decides."""
+response, the plugin relies on the checkpoint."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """Time limit for reading any other claim: a third of the 45 s that the kubelet waits."""
 
 LISTED_SECONDS = 2.0
-"""Maximum wait for a device that the driver does not list. After a start, the inventory may be
-late, and the kubelet retries only after 90 s."""
+"""Maximum time to wait for a device that the driver does not list. After a start, the inventory may
+be late, and the kubelet would retry only after 90 s."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -88,13 +88,13 @@ class _Due:
     """The claim's existing entry."""
 
     in_use: bool = False
-    """Whether the claim was prepared in this boot. Containers may be using it, so a failure must
-    not take it away from them."""
+    """Whether the claim was prepared in this boot. If so, containers may be using it, and must keep
+    it if the prepare fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """A claim as returned by the API server, and its current entry."""
+    """A claim as returned by the API server, with its current entry."""
 
     work: ClaimWork
     new: StoredClaim
@@ -102,10 +102,11 @@ class _Wanted:
 
 
 class Preparing(Unpreparing):
-    """Prepares and unprepares claims of one driver. :class:`.queue.ClaimQueue` calls it."""
+    """Prepares and unprepares claims of one driver. Called by :class:`.queue.ClaimQueue`."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
-        """Prepare the claims of a pod. Each claim gets its result as soon as it is done."""
+        """Prepare the claims of a pod. Each claim gets its result as soon as its own work is
+        done."""
         known = await self._find(works)
         if known is None:
             return
@@ -139,9 +140,10 @@ class Preparing(Unpreparing):
         """
         Prepare claims that are already prepared in this boot a second time, without an unprepare.
 
-        The row gets the new edits first, and then the CDI file. After a crash in between, the next
-        start replaces the file. Claims that are no longer prepared are skipped. So are claims whose
-        requests and configs are unknown, because they are prepared when the kubelet asks.
+        First the row gets the new edits, and then the CDI file. After a crash in between, the file
+        is replaced at the next start. Claims that are no longer prepared are skipped. Claims whose
+        requests and configs are unknown are also skipped, because they are prepared when the
+        kubelet requests them.
         """
         known = await self._find(works)
         if known is None:
@@ -166,14 +168,14 @@ class Preparing(Unpreparing):
         work.refuse(error)
 
     def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
-        """Return whether a claim was abandoned. If so, refuse it."""
+        """Return whether the work on a claim was abandoned. If so, set an error as its result."""
         if work.abandoned:
             self._refuse(work, AbandonedError(claim=str(claim)))
         return work.abandoned
 
     async def _find(self, works: Sequence[ClaimWork]) -> Mapping[str, StoredClaim] | None:
-        """Return the entries of claims. If the checkpoint cannot be read, refuse all claims and
-        return None."""
+        """Return the entries of claims. If the checkpoint cannot be read, set errors for all claims
+        and return None."""
         for work in works:
             work.begin_step("checkpoint")
         if not await self.is_complete(works):
@@ -190,7 +192,7 @@ class Preparing(Unpreparing):
     async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
         work.begin_step("fetch")
         reference = work.claim
-        # If only the kubelet has confirmed an entry, its requests are unknown.
+        # If an entry is known only from the kubelet's list, its requests are unknown.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
@@ -212,16 +214,16 @@ class Preparing(Unpreparing):
             try:
                 return wanted(data=self._parts.devices.traits.claim_data)
             except ClaimTooLargeError:
-                # Users can add data after a claim was prepared, and a backend that is not connected
-                # yet may not need the data. A claim that is already prepared does not need a
-                # driver.
+                # Don't fail a claim that is already prepared: it does not need the driver. Its data
+                # may have become too large since, or a backend that is not connected yet may not
+                # need the data.
                 if usable is None or next_step(usable, new=wanted()) is not Step.CONFIRM:
                     raise
                 return usable
         except ClaimGoneError as error:
             return error
         except ClaimFetchError as error:
-            # A missing response, a refusal and an invalid response prove nothing about the claim.
+            # A missing response, a rejection or an invalid response proves nothing about the claim.
             if usable is None:
                 return error
             logger.warning(
@@ -230,7 +232,8 @@ class Preparing(Unpreparing):
             )
             return usable
         except ClaimError as error:
-            # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
+            # Drop the traceback, because its frames refer to the claim object, which can take 20
+            # MiB of memory.
             return error.with_traceback(None)
         except Exception:  # a bug must not affect the other claims
             return self._fault(reference)
@@ -240,7 +243,7 @@ class Preparing(Unpreparing):
         return FaultError(claim=str(claim))
 
     def _in_use(self, old: StoredClaim) -> bool:
-        """Return whether containers may be using the devices."""
+        """Return whether containers may be using the claim's devices."""
         return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, work: ClaimWork, old: StoredClaim, new: StoredClaim) -> _Due:
@@ -250,8 +253,8 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ prepared claims
 
     async def _confirm_current(self, current: Sequence[_Wanted]) -> None:
-        """Return results without calling the driver, after verifying or restoring entries and CDI
-        files."""
+        """Return the results of prepared claims without preparing them again, after verifying or
+        restoring entries and CDI files."""
         if not self._parts.devices.traits.checks:
             await self._confirm(current)
             return
@@ -312,7 +315,7 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ reallocated claims
 
     async def _replace(self, wanted: _Wanted) -> None:
-        """Release the devices of a claim's earlier allocation, then prepare the claim."""
+        """Release the devices of a claim's earlier allocation, and then prepare the claim."""
         wanted.work.begin_step("undo")
         undone = await self.undo_one(wanted.old)
         if undone.error is None:
@@ -332,8 +335,8 @@ class Preparing(Unpreparing):
         """Prepare claims with the driver: store the intent, call the driver, store the result,
         write CDI files."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
-            # Refuse these before anything is stored. Otherwise, no driver could confirm the
-            # rollback.
+            # Refuse claims that cannot be prepared before anything is stored. Otherwise, no driver
+            # could confirm the rollback.
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
@@ -381,12 +384,13 @@ class Preparing(Unpreparing):
 
     async def _await_listed(self, due: dict[str, _Due]) -> Hardware | None:
         """
-        Record the consumption of devices, and remove claims with unlisted devices from `due`.
+        Record the consumption of devices, and remove claims with unlisted devices from `due`, after
+        waiting for these devices.
 
         A claim that containers already use is always prepared.
         """
         parts, inventories = self._parts, self._parts.inventories
-        # Inventories do not list devices in pools of other nodes.
+        # Devices in pools that do not belong to this node are not in any inventory.
         node = parts.node.name if parts.devices.traits.network_devices else None
         hardware: Hardware | None = None
         missing: dict[str, StoredDevice] = {}
@@ -439,8 +443,8 @@ class Preparing(Unpreparing):
     def _prepared(
         self, due: _Due, result: Sequence[PreparedDevice] | CallError
     ) -> StoredClaim | ClaimError:
-        """Return the prepared claim with its CDI spec, created from the result of the driver's
-        call."""
+        """Return the prepared claim with its CDI spec, which is created from the driver's
+        result."""
         claim = due.claim
         if due.work.abandoned:
             return AbandonedError(claim=str(claim))
@@ -539,8 +543,8 @@ class Preparing(Unpreparing):
         for uid, claim in outcome.written.items():
             if uid in outcome.file_errors:
                 continue
-            # Check this only now: if a device vanishes after the write, it gets a taint, because a
-            # claim holds it.
+            # Check for vanished devices only after the write: from then on, a device that vanishes
+            # gets a taint, because a claim holds it.
             if (gone := self._vanished(due[uid])) is None:
                 done.append(claim)
             else:
@@ -551,8 +555,8 @@ class Preparing(Unpreparing):
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
             former, result = due[claim.uid].former, results[claim.uid]
-            # Keep the results only if they contain more than edits. The results of these claims are
-            # not errors.
+            # Keep the results only if they contain more than edits. None of these results is an
+            # error.
             given = (
                 ()
                 if isinstance(result, DeviceFailedError | EndpointStoppedError)
@@ -573,8 +577,8 @@ class Preparing(Unpreparing):
             rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
 
     def _vanished(self, due: _Due) -> StoredDevice | None:
-        """Return a device that the driver no longer lists. If the driver is unavailable, its
-        devices are unknown."""
+        """Return a device that the driver no longer lists. Return None if the driver is
+        unavailable, because its devices are then unknown."""
         parts = self._parts
         if due.in_use or parts.devices.unavailable() is not None:
             return None
@@ -584,8 +588,8 @@ class Preparing(Unpreparing):
         return unlisted or self._gone(due)
 
     def _gone(self, due: _Due) -> StoredDevice | None:
-        """Return a device that is published although the driver no longer lists it. A claim that
-        containers use is always prepared."""
+        """Return a device that is published although the driver no longer lists it. Return None for
+        a claim that containers are using, which is always prepared."""
         is_gone = self._parts.inventories.is_gone
         devices = () if due.in_use else due.claim.devices
         return next((each for each in devices if is_gone(each.pool, each.device)), None)
@@ -595,9 +599,9 @@ class Preparing(Unpreparing):
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:
         """
-        Undo a claim that failed halfway, then set its error as the result. An abandoned claim is
-        undone by the unprepare that is waiting for it. If a claim cannot be undone now, its entry
-        remains, and :mod:`.recovery` continues from it.
+        Undo a claim that failed halfway, and then set its error as the result. An abandoned claim
+        is undone by the unprepare that is waiting for the work to end. If a claim cannot be undone
+        now, its entry remains, and :mod:`.recovery` continues from it.
         """
         due.work.begin_step("undo")
         stored = due.claim.generation > 0 and not due.in_use
@@ -620,8 +624,9 @@ def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
     known = _nodes(former) if former.boot_id == claim.boot_id else {}
     for device in claim.devices:
         before, now = _numbers(known.get(_key(device), ())), _numbers(device.nodes)
-        # Hardware can have several device nodes, some of which keep their numbers. Its identity can
-        # change together with a number, for example when its firmware is loaded.
+        # Compare numbers, not identities: hardware can have several device nodes, some of which
+        # keep their numbers, and its identity can change together with a number, for example when
+        # firmware is loaded.
         new = [text for text in now if text not in before]
         old = [text for text in before if text not in now]
         if new and old:
