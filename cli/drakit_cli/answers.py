@@ -1,8 +1,8 @@
 """
-The output of a command: a table whose columns are as wide as their content, or an error with a
-message and an exit code.
+The output of a command: a table with columns as wide as their content, or an error with a message
+and an exit code.
 
-Does not depend on the commands, or on the content.
+Does not depend on the commands or the content.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def run(command: Callable[[], int], *, extra: str) -> int:
         print_error(f"this command needs the extra {extra}: pip install '{extra}' ({error})")
         return INVALID
     except BrokenPipeError:
-        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
+        # The reader closed the pipe (for example, ``| head``). Avoid a second error when the
+        # interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:

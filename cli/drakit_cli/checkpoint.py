@@ -1,9 +1,9 @@
 """
 ``drakit node checkpoint show`` and ``verify``, and ``drakit node claim forget``.
 
-Administrators use `forget` if nothing else releases the devices of a claim: its driver never
-returns, or fails to unprepare the claim. The command does not call the driver, and reports the side
-effects that remain.
+Administrators use `forget` if nothing else releases a claim's devices, because the driver is
+permanently gone or fails to unprepare the claim. The command does not call the driver, and reports
+the side effects that remain.
 
 Does not depend on how a checkpoint is stored: :mod:`.place` reads it.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.state.records import StoredDevice, StoredEndpoint
 
 SETTLE_SECONDS = 2.5
-"""The pause before the command checks CDI files again. A running node plugin restores them within 2
-s, and writes the file of a new claim shortly after its row."""
+"""How long to wait before checking CDI files again. A running node plugin restores them within 2 s,
+and writes the file of a new claim shortly after its row."""
 
 _HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "CDI FILE")
 _ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")

@@ -1,5 +1,6 @@
 """
-``drakit conformance``: tests a driver against the rules of the contract, and prints violations.
+``drakit conformance``: tests a driver against the rules of the driver contract, and prints
+violations.
 
 Does not depend on the rules, or on how they are tested: see :mod:`drakit.testing.conformance`.
 """

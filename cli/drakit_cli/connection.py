@@ -1,7 +1,7 @@
 """
-The session of a command, from its options (:mod:`.options`) and the kubeconfig.
+Opens a command's session, based on its options (:mod:`.options`) and the kubeconfig.
 
-Does not depend on the requests of the command.
+Does not depend on the command's requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 30.0
-"""The timeout is longer than for a daemon, because a user may be far from the cluster."""
+"""The request timeout. It is longer than a daemon's, because a user may be far from the cluster."""
 
 _NO_TIMEOUT_SECONDS = 24 * 3600.0
 """The timeout if the option is 0, which means no limit."""
@@ -35,8 +35,8 @@ def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[A
     """
 
     # Don't return the result from the task. When the task ends, Python 3.11 replaces the signal
-    # handler that refers to the task, and formats the task with its result, which can refer to all
-    # facts of a cluster.
+    # handler that refers to the task. For that, it formats the task with its result, which can
+    # refer to all facts of a cluster.
     answers: list[Answer] = []
 
     async def fetch() -> None:
@@ -51,8 +51,7 @@ def fetch_checked(
     options: argparse.Namespace, ask: Callable[[Session], Awaitable[Answer]]
 ) -> Answer:
     """
-    Connect as the user, and call `ask`. An error response of the API server becomes the error of
-    the command.
+    Connect as the user, and call `ask`. An API server error becomes the command's error.
 
     :raises CommandError: the API server refuses a request, or does not respond.
     :raises UsageError: the kubeconfig is unusable.
@@ -104,9 +103,9 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     """
-    Return the given kubeconfig, or the one of the user. None if neither exists.
+    Return the given kubeconfig, or the user's default one. None if neither exists.
 
-    The kubeconfig takes precedence over the service account of a pod, as with kubectl.
+    The kubeconfig takes precedence over a pod's service account, as in kubectl.
     """
     if given is not None:
         return given

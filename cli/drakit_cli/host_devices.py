@@ -1,6 +1,6 @@
 """
-hostdev on this node, for commands: its configuration, the policies that the daemon stores here, and
-``drakit node devices``, which lists the device nodes and the result of hostdev for each.
+Reads hostdev's configuration on this node and the policies that the daemon stores here. ``drakit
+node devices`` lists the device nodes, each with hostdev's result.
 
 Does not depend on how devices are found: hostdev scans them.
 """
@@ -38,8 +38,8 @@ class HostdevOnNode:
 
     config: HostDevicesConfig
     policies: Sequence[HostPolicy]
-    """All valid policies. Policies in the configuration file replace policies of the cluster with
-    the same name."""
+    """All valid policies. Policies in the configuration file replace the cluster's policies of the
+    same name."""
 
     problems: Sequence[str]
     """The reasons why the policies are incomplete."""
@@ -132,7 +132,8 @@ _HEAD = ("PATH", "SUBSYSTEM", "DEVICE", "POLICY", "DESCRIPTION", "STATE")
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Print the devices. Return 1 if a requested one does not exist, or policies are unreadable."""
+    """Print the devices. Return 1 if a requested device does not exist, or if policies cannot be
+    read."""
     hostdev = read_hostdev(find_place(options))
     labels = parse_labels(options.labels)
     found = candidates(hostdev, labels=labels, subsystem=options.subsystem)
@@ -235,7 +236,8 @@ def _description(candidate: Candidate) -> str:
 
 
 def _policies(found: Sequence[Candidate]) -> str:
-    """Return YAML with a policy for each device. Device nodes of one unit share a policy."""
+    """Return YAML with a policy for each device. Device nodes with the same suggestion share a
+    policy."""
     parts: dict[str, str] = {}
     for each in found:
         if each.suggestion is None:

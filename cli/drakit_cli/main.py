@@ -1,7 +1,7 @@
 """
 ``drakit``: its commands and exit codes.
 
-Results go to standard output, error messages to standard error.
+Results go to standard output, and error messages to standard error.
 
 Does not depend on the commands: the module of a command is imported when the command runs.
 """
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> ProgramParser:
-    """Return the parser of all commands."""
+    """Return the parser for all commands."""
     parser = ProgramParser(
         prog="drakit",
         description="Inspects drakit on this node, and helps you write drivers.",

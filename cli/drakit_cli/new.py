@@ -1,9 +1,9 @@
 """
-``drakit new``: creates the project of a driver, which works without changes.
+``drakit new``: creates a project for a driver that works without changes.
 
-``templates/`` contains the files. The form of a project decides its files, words in them, and the
-next steps. This module derives the names in a project from the project's name, and writes the
-files: all or none, and never overwrites an existing file.
+``templates/`` contains the files. The form of a project determines its files, some words in them,
+and the next steps. This module derives the names in a project from the project's name, and writes
+the files. It writes either all files or none, and never overwrites an existing file.
 
 Does not depend on the driver contract, which the tests of the project check.
 """
@@ -31,14 +31,14 @@ from drakit_cli.answers import CommandError, UsageError
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 
 MAX_NAME = 40
-"""The maximum length of a project's name. The chart derives longer names from it, which have a
-limit of 63."""
+"""Maximum length of a project's name. The chart derives longer names from it, which can have up to
+63 characters."""
 
 MAX_ENTRY = 20
-"""The maximum length of the name of an entry in ``backends.allowed``."""
+"""Maximum length of the name of an entry in ``backends.allowed``."""
 
 MAX_DRIVER = 63
-"""The maximum length of a driver's name (API: ``ResourceSliceSpec.driver``)."""
+"""Maximum length of a driver's name (API: ``ResourceSliceSpec.driver``)."""
 
 WIDTH = 88
 """The width of the output in columns."""
@@ -46,8 +46,8 @@ WIDTH = 88
 PROJECT_VERSION = "0.1.0"
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""The templates of files, at the paths of the files in a project. Some are for all projects, others
-for certain forms."""
+"""The directory of the file templates, which have the same paths as the files in a project. Some
+are for all projects, others only for certain forms."""
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"}
@@ -59,7 +59,7 @@ _NOT_PACKAGES = frozenset(
     {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
     | {"google", "grpc", "pydantic", "pytest", "ruff", "tests", "yaml"}
 )
-"""Packages that a driver or its tests import. A project's package with such a name would hide
+"""Packages that a driver or its tests import. A project's package with the same name would hide
 them."""
 
 _NOT_TEXTS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
@@ -88,7 +88,8 @@ class Project:
     """The driver's name: ``lamps.example.com``."""
 
     image: str
-    """The image's repository in the chart's values, without the component: ``…/rack-lamps``."""
+    """The image's repository in the chart's values, without the component's suffix:
+    ``…/rack-lamps``."""
 
     package: str
     """The Python package, such as ``rack_lamps``."""
@@ -97,13 +98,13 @@ class Project:
     """The driver's class, such as ``RackLampsDriver``."""
 
     prefix: str
-    """The prefix of a container's variables: ``RACK_LAMPS``."""
+    """The prefix of a container's environment variables: ``RACK_LAMPS``."""
 
     directory: str
     """The directory on a node that contains the example's devices."""
 
     plugin: str
-    """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
+    """The name of the node plugin's DaemonSet, as the chart derives it from the release name."""
 
     entry: str
     """The name of the driver's entry in ``backends.allowed``, if the driver runs in its own
@@ -111,7 +112,7 @@ class Project:
 
     version: str
     base: str
-    """The node plugin's image."""
+    """The node plugin's image, on which the project's image is based."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,13 +123,13 @@ class Form:
     """The folders of ``templates`` with the files of a project."""
 
     source: str
-    """The path of the driver's source, as README.md and the manifests name it."""
+    """The path of the driver's source, as used in README.md and the manifests."""
 
     tests: str
     """The path of the tests that check the parameters in pod.yaml."""
 
     commands: tuple[str, ...]
-    """The first commands in the project's folder, which test the project."""
+    """The first commands to run in the project's folder, which test the project."""
 
     note: str
     """The text that the command prints last, before the values that a backend needs."""
@@ -140,7 +141,7 @@ class Form:
     """The suffix that follows the project's name in the name of its image."""
 
     read_config: str = ""
-    """The statements of tests/test_driver.py that check the config in the chart's values."""
+    """The statements in tests/test_driver.py that check the config in the chart's values."""
 
     @property
     def files(self) -> Mapping[str, Path]:
@@ -270,7 +271,7 @@ GO = Form(
     note=_CONTAINER_NOTE,
     values="conformance.sh, the files in chart, drakit-values.yaml, deviceclass.yaml, pod.yaml",
 )
-"""A Go driver that runs in its own process, and uses the module in a clone of drakit."""
+"""A Go driver that runs in its own process, and uses the Go module in a clone of drakit."""
 
 CONTAINER = replace(
     PLUGIN,
@@ -310,11 +311,11 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         driver=driver,
         image=image,
         package=name.replace("-", "_"),
-        # With the suffix, it differs from all names that the module imports.
+        # The suffix makes it different from all names that the module imports.
         class_name=f"{camel}Driver",
         prefix=name.replace("-", "_").upper(),
-        # A driver's name contains a dot, so it cannot be the name of a directory that the host
-        # already has.
+        # A driver's name contains a dot, so the host is unlikely to have a directory of the same
+        # name.
         directory=f"/var/lib/{driver}",
         plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         entry=name[:MAX_ENTRY].rstrip("-"),
@@ -346,7 +347,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _driver_problem(driver: str) -> str | None:
-    # The name is also the vendor in CDI names, which begin with a letter.
+    # The driver's name is also the vendor in CDI names, which must begin with a letter.
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
             f"must be a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
@@ -419,8 +420,8 @@ def _has_module(checkout: Path) -> bool:
 
 
 def _clones() -> Iterator[Path]:
-    """Yield the folders that may be a clone: the parents of this file, and the folder from which
-    pip installed the package."""
+    """Yield the folders that may be a clone of drakit: the parents of this file, and the folder
+    from which pip installed the package."""
     yield Path(__file__).resolve().parents[2]
     with suppress(PackageNotFoundError, ValueError):
         origin: object = json.loads(distribution("drakit").read_text("direct_url.json") or "{}")
@@ -491,7 +492,7 @@ def _in_the_way(folder: Path, names: list[str]) -> list[str]:
         if os.path.lexists(folder / name):
             found.add(name)
         for parent in Path(name).parents:
-            # A symbolic link might lead out of the folder.
+            # A symbolic link may lead out of the folder.
             there = folder / parent
             if (
                 parent.name

@@ -1,7 +1,7 @@
 """
-The connection options of all commands that need a cluster. They are the same as those of kubectl.
+The connection options of all commands that need a cluster. They are the same as kubectl's.
 
-Does not depend on sessions: their libraries may be missing when arguments are parsed.
+Does not depend on sessions, because their libraries may be missing when arguments are parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# argparse does not export the type of a parser or of a group of its options.
+# argparse does not export the common type of parsers and option groups.
 _Place: TypeAlias = "argparse._ActionsContainer"  # pyright: ignore[reportPrivateUsage]
 
 
@@ -30,7 +30,7 @@ def add_option(place: _Place, words: str, text: str, **more: Any) -> None:
 
 
 def add_connection(parser: argparse.ArgumentParser, *, user_agent: str) -> None:
-    """Add the options for a connection to a command."""
+    """Add the connection options to a command."""
     parser.set_defaults(user_agent=user_agent)
     group = parser.add_argument_group("connection")
     add_option(
@@ -72,7 +72,8 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 
 def duration(text: str) -> float:
     """
-    Return the seconds of a duration in kubectl's format, such as 1m30s. A plain number is seconds.
+    Return the seconds of a duration in kubectl's format, such as 1m30s. A plain number is a number
+    of seconds.
 
     :raises argparse.ArgumentTypeError: the string is not a duration.
     """

@@ -1,5 +1,6 @@
 """
-``drakit package``: collects a driver's package and its dependencies for the node plugin's image.
+``drakit package``: collects a driver's package and its dependencies to add to the node plugin's
+image.
 
 The image contains neither pip nor a compiler, and its Python can differ from the one that runs this
 command. Does not depend on the program that builds the image.
@@ -22,14 +23,14 @@ from pathlib import Path
 from drakit_cli.answers import CommandError, UsageError
 
 PYTHON_VERSION = "3.13"
-"""The minor release of Python in the images."""
+"""The Python version in the images."""
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""The processor architectures of the images, keyed by their names in Kubernetes."""
+"""The CPU architectures of the images, keyed by their names in Kubernetes."""
 
 
 def package(options: argparse.Namespace) -> int:
-    """Replace `build/driver` in a folder with its package and the dependencies, and print them."""
+    """Replace `build/driver` in a folder with the package and its dependencies, and print them."""
     folder: Path = options.folder
     if not (folder / "pyproject.toml").is_file():
         raise UsageError(f"{folder} has no pyproject.toml; name the folder of the driver's package")
@@ -86,10 +87,10 @@ def _installed(folder: Path, target: Path, *, machine: str, scratch: Path) -> st
 
 
 def wheel_options(machine: str) -> Sequence[str]:
-    """Return pip's options that select wheels for the images' Python on one processor
+    """Return the pip options that select wheels for the images' Python version and the given CPU
     architecture."""
-    # The base of the images has glibc 2.36 or newer.
-    # A vendor's own wheels are for linux.
+    # The images have glibc 2.36 or newer.
+    # A vendor's own wheels may have the platform `linux`.
     platforms = ["any", f"linux_{machine}", f"manylinux2014_{machine}"]
     platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
     return [
@@ -105,7 +106,7 @@ def wheel_options(machine: str) -> Sequence[str]:
 
 def foreign_modules(folder: Path, *, machine: str) -> list[Path]:
     """Return the compiled modules in a folder that the images' Python cannot import, because they
-    are for another Python or processor architecture."""
+    are for another Python version or CPU architecture."""
     own = f"cpython-{PYTHON_VERSION.replace('.', '')}-{machine}-"
     return [
         path
@@ -130,7 +131,7 @@ def _normalized(name: str) -> str:
 
 
 def _remove(distribution: Distribution, target: Path) -> None:
-    """Remove the files of a package, and all folders that are empty afterwards."""
+    """Remove the files of a package, and the folders that become empty."""
     for file in distribution.files or ():
         path = target / file
         path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """
-The files of the node plugin on this node: its directories, the drivers that have files, and each
-entry of a checkpoint with its boot and its CDI file.
+Reads the node plugin's files on this node: its directories, the drivers that have files, and each
+checkpoint entry with the state of its boot and CDI file.
 
-Settings come from the configuration file of the node plugin. Arguments take precedence. Writes
-nothing. Does not depend on how the entries are printed.
+Settings come from the node plugin's configuration file, but arguments take precedence. Does not
+write anything, and does not depend on how the entries are printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_place(options: argparse.Namespace) -> NodePluginConfig:
     given = {key: value for key, value in given.items() if value is not None}
     file: Path = options.config or options.default_config
     if options.config is None and not file.exists():
-        # Outside of the container, the node plugin's configuration may be missing.
+        # Outside of the node plugin's container, the configuration file may be missing.
         return NodePluginConfig.model_construct(**given)
     try:
         return load_config(file, **given)
@@ -46,7 +46,7 @@ def find_place(options: argparse.Namespace) -> NodePluginConfig:
 
 
 def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
-    """Return the drivers that have a checkpoint, or the requested driver."""
+    """Return the drivers that have a checkpoint, or only the requested driver."""
     if only is not None:
         if "/" in only or only in ("", ".", ".."):
             raise UsageError(f"{only!r} is not a valid driver name")
@@ -76,8 +76,9 @@ class Entry:
     claim: StoredClaim
     boot: BootState
     cdi: CdiState
-    """``missing`` and ``differs`` are used only if the file must exist, because the claim was
-    prepared in this boot. Otherwise the file is ``present``, or does not exist (``-``)."""
+    """The state of the CDI file. It can be ``missing`` or ``differs`` only if the file must exist,
+    because the claim was prepared in this boot. Otherwise, the file is ``present``, or does not
+    exist (``-``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +97,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
     """
     Read the checkpoints of all drivers, or of one.
 
-    Raises :class:`.answers.CommandError` if one cannot be read. A file of another program is
+    Raises :class:`.answers.CommandError` if one cannot be read. A database of another program is
     skipped unless its driver is requested.
     """
     from drakit_nodeplugin.state.inspection import InspectionError
@@ -118,7 +119,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     if not path.exists():
         raise InspectionError(f"driver {driver} has no checkpoint: {path} does not exist")
     directory = SpecDirectory(place.cdi_directory)
-    # List the files before the rows: a file is written after its row.
+    # List the files before the rows, because a file is written after its row.
     prefix = f"{driver}-claim_"
     files = {name[len(prefix) : -len(".json")] for name in directory.names(prefix)}
     inspection = inspect(path)

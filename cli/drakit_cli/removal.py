@@ -1,11 +1,12 @@
 """
-``drakit setup remove``: prepares the uninstallation of a release, in a hook before Helm deletes it.
+``drakit setup remove``: prepares to uninstall a release. The chart runs it in a hook before Helm
+deletes the release.
 
 1. The command fails while pods use devices of the release's drivers, because only a running node
-plugin can unprepare their claims. An annotation of the DaemonSet overrides this.
+   plugin can unprepare their claims. An annotation on the DaemonSet overrides this.
 2. It deletes the release's policies.
-3. It stops the node plugins, waits for every node, and deletes what they published. The command
-prints the names of nodes that do not respond, and continues.
+3. It stops the node plugins, waits for every node, and deletes the objects that they published. If
+   some nodes do not respond, it prints their names and continues.
 
 Only nodes with a node plugin of the release are affected, because another release can run the same
 driver on other nodes. Does not depend on the files of a node, which remain for a later
@@ -32,25 +33,25 @@ from drakit_formats.resource.objects import GROUP, VERSIONS, Object, child, chil
 Kept = TypeVar("Kept")
 
 FORCE_ANNOTATION = "drakit.dev/force-uninstall"
-"""If the DaemonSet has this annotation with the value "true", the release is uninstalled even if
-claims are prepared."""
+"""If the DaemonSet has this annotation with the value "true", the release can be uninstalled even
+if claims are prepared."""
 
 RELEASED_SECONDS = 45.0
-"""The longest wait until the reports list no prepared claims after the last pod has stopped using a
-claim. Node plugins write a changed report within 10 s."""
+"""How long to wait, after pods no longer use claims, until the reports no longer list prepared
+claims. Node plugins write a changed report within 10 s."""
 
 STOP_SECONDS = 30.0
-"""The time, beyond the grace period, within which the pod of a node plugin ends if its kubelet is
-running."""
+"""How long after its grace period a node plugin's pod ends, if its kubelet is running."""
 
 MAX_STOP_SECONDS = 150.0
-"""The longest wait for node plugins. The deadline of the Job is 300 s."""
+"""How long to wait for node plugins at most. The Job's deadline is 300 s."""
 
 POLL_SECONDS = 2.0
-"""The pause between two lists of all pods or reports. A large cluster has thousands of them."""
+"""How long to wait between two lists of all pods or reports, because a large cluster has
+thousands."""
 
 MAX_LISTED = 50
-"""The maximum number of pods or nodes in a message. The others are counted."""
+"""Maximum number of pods or nodes to list in a message. The others are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +65,7 @@ class Removal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodePlugin:
-    """A pod of the DaemonSet."""
+    """A pod of the node plugin's DaemonSet."""
 
     node: str
     ready: bool
@@ -78,11 +79,11 @@ class Report:
     node: str
     driver: str
     held: int
-    """The number of claims in the checkpoint."""
+    """The number of claims in the driver's checkpoint."""
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Prepare the uninstallation of a release. Return 1 if it must not proceed."""
+    """Prepare to uninstall a release. Return 1 if Helm must not proceed."""
     removal = Removal(
         owner=Owner.parse(options.release),
         daemonset=options.daemonset,
@@ -97,7 +98,7 @@ def remove(options: argparse.Namespace) -> int:
 
 
 async def remove_release(session: Session, removal: Removal) -> int:
-    """Prepare the uninstallation of a release. Return 1 if it must not proceed. Raises ApiError."""
+    """Prepare to uninstall a release. Return 1 if Helm must not proceed. Raises ApiError."""
     path = resource_path(
         "apps/v1", "daemonsets", namespace=removal.owner.namespace, name=removal.daemonset
     )
@@ -150,8 +151,8 @@ async def _uses(session: Session, removal: Removal, nodes: Collection[str]) -> l
 async def _list_resources(
     session: Session, plural: str, keep: Callable[[Object], Kept]
 ) -> tuple[str, Sequence[Kept]]:
-    """Return the newest API version that the cluster serves, and the fields of all objects that the
-    command reads."""
+    """Return the newest API version that the cluster serves, and the fields that the command reads
+    from each object."""
     for version in VERSIONS:
         with suppress(NotFoundError):
             api_version = f"{GROUP}/{version}"
@@ -192,7 +193,7 @@ async def _held(session: Session, removal: Removal, nodes: Collection[str]) -> l
 async def _reports(session: Session, removal: Removal, nodes: Collection[str]) -> Sequence[Report]:
     try:
         listed = await session.read_list(resource_path(API_VERSION, REPORTS), _report)
-    except NotFoundError:  # the definitions are not installed
+    except NotFoundError:  # the CustomResourceDefinitions are not installed
         return []
     return [each for each in listed.items if each.driver in removal.drivers and each.node in nodes]
 
@@ -277,7 +278,7 @@ def _count(nodes: Collection[str]) -> str:
 
 
 async def _node_plugins(session: Session, removal: Removal, daemonset: Object) -> list[NodePlugin]:
-    """List the pods of the DaemonSet that have a node."""
+    """List the DaemonSet's pods that have a node."""
     labels: Mapping[str, str] = daemonset["spec"]["selector"]["matchLabels"]
     listed = await session.read_list(
         resource_path("v1", "pods", namespace=removal.owner.namespace),
@@ -293,7 +294,7 @@ def _ready(body: Object) -> bool:
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], *, seconds: float) -> None:
-    """Wait until a condition holds, or until the timeout."""
+    """Wait until a condition is met, or until the timeout."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not await condition():
         if asyncio.get_running_loop().time() >= deadline:
@@ -302,9 +303,9 @@ async def _until(condition: Callable[[], Awaitable[bool]], *, seconds: float) ->
 
 
 async def name_maintenances(session: Session) -> None:
-    """Print the names of the DeviceMaintenances whose devices stay out of service after the release
-    is gone."""
-    with suppress(ApiError):  # An error must not prevent the uninstallation.
+    """Print the names of the DeviceMaintenances whose devices will stay out of service after the
+    release is gone."""
+    with suppress(ApiError):  # An error here must not prevent the uninstallation.
         listed = await session.list(resource_path(API_VERSION, MAINTENANCES))
         for body in listed.items:
             if child(body, "status").get("phase") != "Ended":

@@ -1,13 +1,13 @@
 """
-The data for a bug report: ``drakit version``, and ``drakit node report`` with this node's data, as
-text or as an archive.
+Collects the data for a bug report: ``drakit version``, and ``drakit node report`` with this node's
+data, as text or as an archive.
 
 A part that cannot be read does not affect the others. Each part has a size limit. The report does
 not contain opaque parameters, values of environment variables, or the content of CDI files, which
-contain variables. Of the settings of vendors' drivers, it contains only the names, because the
-values may be secrets.
+contain such values. It contains only the names of vendor drivers' settings, because the values may
+be secrets.
 
-Does not depend on how other commands collect the parts that they also print.
+Does not depend on how other commands collect the parts that they share with the report.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- the report
 
 MAX_PART_BYTES = 512 * 1024
-"""The maximum size of each part; longer parts are truncated."""
+"""Maximum size of each part. Longer parts are truncated."""
 
 _MAX_FILES = 512
-"""The maximum number of file names in a directory."""
+"""Maximum number of file names to list per directory."""
 
 _MAX_MOUNTINFO_BYTES = 4 * 1024 * 1024
 
 _API_SECONDS = 10.0
-"""The time limit for reading the NodeDeviceReports, because a report must not wait for an API
+"""The time limit for reading the NodeDeviceReports, because the command must not wait for an API
 server that is down."""
 
 _REDACTED = "(left out)"
@@ -92,8 +92,8 @@ def _collected(place: NodePluginConfig, problems: list[str]) -> Iterator[tuple[s
     for name, read in parts.items():
         try:
             yield name, _bounded(read())
-        # A part that fails must not prevent the others, because it may be the reason for the
-        # report.
+        # A part that fails must not prevent the others, because its failure may be the reason for
+        # the bug report.
         except Exception as error:
             problems.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -131,7 +131,7 @@ def _configuration(place: NodePluginConfig) -> str:
     body = place.model_dump(mode="json", by_alias=True, warnings=False)
     for entry in body.get("drivers", ()):
         if entry["driver"] == "hostdev":
-            # The policies have their own part.
+            # Omit the policies, because they have their own part.
             entry["config"].pop("policies", None)
         else:
             entry["config"] = dict.fromkeys(entry["config"], _REDACTED)
@@ -232,13 +232,13 @@ def _udev(place: NodePluginConfig) -> str:
 
 
 def _mounts(place: NodePluginConfig) -> str:
-    """Return the block devices in use. For a pod's volume, return only the number, because the
-    names of logical volumes and subPaths can contain names of tenants."""
+    """Return the block devices in use. For a pod's volume, omit the source, because the names of
+    logical volumes and subPaths can contain tenants' names."""
     from drakit_drivers.hostdev.block_usage import parse_mountinfo
 
     config = read_hostdev(place).config
     with config.mountinfo.open(errors="replace") as file:
-        # The last line may be cut.
+        # The last line may be incomplete.
         lines = file.read(_MAX_MOUNTINFO_BYTES).rpartition("\n")[0]
     kept = [
         f"{each.number} {each.fs_type} {each.place}" + ("" if each.is_volume else f" {each.source}")

@@ -46,8 +46,7 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def _announced(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the driver of a running backend, and the schemas that the backend
-    reports."""
+    """Return the driver name and the schemas that a running backend reports."""
     import grpc
 
     from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -85,7 +84,7 @@ def _of_class(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
             name = load_driver(
                 options.driver,
                 values,
-                node=cast("Node", None),  # only a driver that is started needs it
+                node=cast("Node", None),  # only needed to start a driver
                 where="drakit schema",
                 file=str(options.driver_config or "the default configuration"),
             ).name

@@ -5,7 +5,7 @@ in the current version, applies the policies of a release, and checks the device
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and because
 `helm --wait` would wait until each policy of a release matches a device. Each object records the
 release that owns it. The command does not change objects that belong to another release, or that a
-user created. :mod:`.removal` prepares an uninstallation.
+user created. :mod:`.removal` prepares to uninstall a release.
 
 Does not depend on the content of a definition or a policy, because the API server validates both.
 """
@@ -42,11 +42,11 @@ _NAME_LABEL = "drakit.dev/release-name"
 _NAMESPACE_LABEL = "drakit.dev/release-namespace"
 
 SERVED_SECONDS = 30.0
-"""The longest wait until the API server serves a new kind, which usually takes about a second."""
+"""How long to wait until the API server serves a new kind, which usually takes about a second."""
 
 STORAGE_SECONDS = 10.0
-"""The time until all API servers store the objects of a changed definition in the new version. Each
-server watches the definitions."""
+"""How long to wait until all API servers store the objects of a changed definition in the new
+version. Each API server watches the definitions."""
 
 POLL_SECONDS = 0.5
 
@@ -54,7 +54,7 @@ PAGE_SIZE = 500
 """The number of objects per page of a list."""
 
 MAX_CONFLICTS = 5
-"""The number of conflicting writes to one object after which the command fails."""
+"""Maximum number of conflicting writes to one object before the command fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,9 +116,9 @@ def test(options: argparse.Namespace) -> int:
     """
     Check that this container has the device of its claim. Return the exit code.
 
-    A container runtime that does not support CDI starts the container without the device.
+    If a container runtime does not support CDI, it starts the container without the device.
 
-    :raises CommandError: the variable of the driver, or a path in it, does not exist.
+    :raises CommandError: the driver's environment variable, or a path in it, does not exist.
     """
     if options.variable is None:
         print("the container has started with its claim")
@@ -146,9 +146,9 @@ async def apply_crds(
     Apply definitions that no other release owns. Return the exit code.
 
     If objects are stored in a version that a new definition does not have, the command changes
-    nothing, and CommandError explains how to save the objects. The API server would read them in
-    another version, and drop fields that this version does not have, such as the node selector of a
-    policy.
+    nothing, and CommandError explains how to save the objects. Otherwise, the API server would read
+    them in another version, and drop fields that this version does not have, such as a policy's
+    node selector.
     """
     wanted: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     refusals: list[str] = []
@@ -193,14 +193,14 @@ def _storage_version(definition: Mapping[str, Any]) -> str:
 
 
 def _lost_versions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the versions of stored objects that the new definition does not have."""
+    """Return the versions in which objects are stored but that the new definition does not have."""
     known = {each["name"] for each in new["spec"]["versions"]}
     return [each for each in _stored_versions(old) if each not in known]
 
 
 async def _refusals(session: Session, old: Mapping[str, Any], lost: Sequence[str]) -> list[str]:
-    """Return the reasons why a definition cannot be replaced. There are none if no objects are
-    stored in removed versions."""
+    """Return the reasons why a definition cannot be replaced. Empty if no objects are stored in
+    removed versions."""
     group, plural = old["spec"]["group"], old["spec"]["names"]["plural"]
     name, storage = old["metadata"]["name"], _storage_version(old)
     if not await _exist(session, f"{group}/{storage}", plural):
@@ -237,10 +237,11 @@ async def _drop_versions(
     """
     Remove versions without objects from a definition's stored versions.
 
-    The API server allows this only while the definition has another storage version. Therefore, the
-    old versions stay for a moment, unserved, and without a schema or selectable fields: the API
-    server rejects two versions that have only one of these in common. If an object is created in
-    the meantime, restore the old definition.
+    The API server allows this only if the definition still contains these versions, with a
+    different storage version. Therefore, the old versions are kept for a moment, unserved, with a
+    permissive schema and without selectable fields: the API server rejects two versions that have
+    only one of these in common. If an object is created in the meantime, restore the old
+    definition.
     """
     spec = old["spec"]
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -248,7 +249,7 @@ async def _drop_versions(
         {"name": each, "served": False, "storage": False, "schema": schema} for each in lost
     ]
     both = {**new["spec"], "versions": [*new["spec"]["versions"], *unserved]}
-    # Remove the checksum, which is how the chart recognizes that a definition is complete.
+    # Omit the checksum, which indicates that the update of the definition is complete.
     metadata = {key: value for key, value in new["metadata"].items() if key != "annotations"}
     between = {**new, "metadata": metadata, "spec": both}
     await session.apply(path, between, field_manager=FIELD_MANAGER)
@@ -296,9 +297,10 @@ async def _migrate(session: Session, name: str) -> None:
     )
     for each in listed.items:
         path = resource_path(*place, name=each)
-        with suppress(NotFoundError):  # it was deleted
+        with suppress(NotFoundError):  # the object was deleted
             await _unless_changed(lambda path=path: _rewrite(session, path))
-    # If a definition has changed in the meantime, its objects may be stored in a third version.
+    # Send the version that was read: if the definition has changed in the meantime, its objects may
+    # be stored in a third version.
     version = definition["metadata"]["resourceVersion"]
     await session.patch(
         resource_path(*CRDS, name=name, subresource="status"),
@@ -367,7 +369,7 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
 
 
 async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
-    """List all policies, keyed by name. Their kind may have been installed a moment ago."""
+    """List all policies, keyed by name. Wait for their kind, which may have just been installed."""
     found = await _retry(
         lambda: session.list(resource_path(*POLICIES)), seconds=SERVED_SECONDS if wait else 0
     )
@@ -377,7 +379,7 @@ async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
 async def _retry(
     ask: Callable[[], Awaitable[ResultT]], *, seconds: float = SERVED_SECONDS
 ) -> ResultT:
-    """Send a request that fails while its kind is not served yet. Retry it."""
+    """Send a request, and retry it while its kind is not served yet."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

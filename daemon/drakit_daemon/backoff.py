@@ -10,12 +10,12 @@ import random
 
 
 class Backoff:
-    """The delays between the attempts of one operation."""
+    """Computes the delays between the attempts of one operation."""
 
     def __init__(self, first_seconds: float, limit_seconds: float, *, jitter: float = 0.5) -> None:
         """
-        :param jitter: the random part of each delay, so that nodes that lost the API server at the
-            same time do not all reconnect at the same time.
+        :param jitter: the random fraction of each delay. It prevents nodes that lost the API server
+            at the same time from all reconnecting at the same time.
         """
         self._first = first_seconds
         self._limit = limit_seconds

@@ -17,9 +17,9 @@ INVALID = 2
 """The exit code for invalid arguments or settings."""
 
 MIN_WIDTH = 20
-"""Lines are not wrapped if the terminal has fewer columns than this."""
+"""Minimum width of a terminal to wrap lines."""
 
-# argparse does not export the type of a group of subcommands.
+# argparse does not export the type of a subcommand group.
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]
 
 
@@ -40,7 +40,7 @@ def columns(stream: Terminal) -> int:
 
 
 def wrapped(text: str, stream: Terminal, *, indent: int = 0) -> str:
-    """Wrap a line at the width of the terminal. Lines for files and pipes are not wrapped."""
+    """Wrap a line at the terminal's width. Lines for files and pipes are not wrapped."""
     import textwrap
 
     prefix = " " * indent
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, examples: Sequence[str] = (), **more: Any) -> None:
         """
         :param examples: complete command lines. A command with subcommands does not need any,
-            because its help shows those of its subcommands.
+            because its help shows the examples of its subcommands.
         """
         super().__init__(**more)
         self._examples = tuple(examples)
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         return self._examples or [*below, *more][:2]
 
     def add_commands(self) -> Commands:
-        """Add subcommands. Without one of them, the command prints its help."""
+        """Add subcommands. Without a subcommand, the command prints its help."""
         self.set_defaults(print_help=self.print_help)
         commands = self.add_subparsers(metavar="COMMAND", parser_class=Parser)
         self._subcommands = commands.choices  # the mapping to which parsers are added

@@ -1,8 +1,8 @@
 """
 The event loop of all daemons, and of the threads in which drivers run: uvloop if it is installed.
 
-With uvloop, a prepare needs a quarter less processor time. The standard loop does the same work for
-a driver whose image does not contain uvloop.
+With uvloop, preparing a claim takes a quarter less CPU time. If a driver's image does not contain
+uvloop, the standard loop is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ResultT = TypeVar("ResultT")
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine as :func:`asyncio.run` does, in a loop of :func:`new_event_loop`."""
+    """Run a coroutine as :func:`asyncio.run` does, in a loop from :func:`new_event_loop`."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
@@ -37,10 +37,10 @@ async def run_in_thread(
     stop_seconds: float,
 ) -> None:
     """
-    Run a coroutine in a thread with its own event loop, and raise the error that ends it.
+    Run a coroutine in a thread with its own event loop. If the coroutine fails, raise its error.
 
-    A cancellation sets the event that the coroutine receives. The coroutine then has `stop_seconds`
-    to return.
+    If the caller is canceled, the event that was passed to the coroutine is set. The coroutine then
+    has `stop_seconds` to return.
     """
     loop, stop, done = new_event_loop(), asyncio.Event(), Future[None]()
 

@@ -1,19 +1,20 @@
 """
-A small HTTP server for a hostile network: GET of a few fixed paths, in the daemon's own event loop.
+A small HTTP server for a hostile network. It serves GET requests for a few fixed paths, in the
+daemon's own event loop.
 
 Anyone on the pod network can connect, so no client may prevent another client from getting a
 response:
 
 * one deadline covers a request, from the accept to the last byte of the response
-* the number of connections is limited; a new connection replaces the oldest one that waits for its
-  client
-* the server accepts one connection per loop iteration, so that it reads a request that has
-  arrived before a flood can replace the connection
+* the number of connections is limited; above the limit, a new connection replaces the oldest one
+  that waits for its client
+* the server accepts one connection per loop iteration, so that it reads a request that has arrived
+  before a flood can replace the connection
 * concurrent requests for the same path share one response
 
-The paths need no headers, body or keep-alive. The server parses only the first line of a request,
-which takes less code than a library, and no memory. Does not depend on the purpose of the paths
-(see :mod:`.probes`).
+The paths do not need headers, a body or keep-alive. The server parses only the first line of a
+request, which takes less code than using a library, and no memory. Does not depend on the purpose
+of the paths (see :mod:`.probes`).
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ REQUEST_SECONDS = 2.0
 """The time limit from the accept to the last byte of the response."""
 
 MAX_CONNECTIONS = 32
-"""The maximum number of concurrent connections. A kubelet and a Prometheus need two or three."""
+"""Maximum number of concurrent connections. The kubelet and Prometheus need two or three."""
 
 MAX_REQUEST_BYTES = 8192
-"""The maximum size of a request's first line and headers, as is usual for HTTP servers."""
+"""Maximum size of a request's first line and headers. HTTP servers usually have this limit."""
 
 SHARED_SECONDS = 0.25
 """How long a response is shared: a flood of requests costs at most four responses per second."""
 
 SHARED_FACTOR = 50
-"""A slow response is shared for this many times as long as it took, up to the server's limit, so
-that a flood uses at most 2 % of the time."""
+"""A slow response is shared for this many times its duration, up to the server's limit, so that a
+flood uses at most 2% of the time."""
 
 _BACKLOG = 1024
-"""The number of connections that the kernel queues. During a flood, a probe waits in this queue."""
+"""Maximum number of connections for the kernel to queue. During a flood, a probe waits in this
+queue."""
 
 _RETRY_SECONDS = 0.5
-"""The pause after a failed accept, for example because there are no file descriptors left."""
+"""How long to wait after a failed accept, for example because there are no free file
+descriptors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +85,7 @@ def _plain(status: HTTPStatus) -> Response:
 
 
 class _SharedResponse:
-    """The response for one path, computed once for concurrent requests."""
+    """Computes the response for a path once for all concurrent requests."""
 
     def __init__(self, path: str, route: Route, *, shared_limit_seconds: float) -> None:
         self._path = path
@@ -112,24 +115,25 @@ class _SharedResponse:
 
 
 class HttpServer:
-    """Serves its routes at one address, from `start` to `stop`."""
+    """Serves the given routes at one address, from `start` to `stop`."""
 
     def __init__(
         self, *, listen: str, routes: Mapping[str, Route], shared_limit_seconds: float = 0.0
     ) -> None:
-        """:param shared_limit_seconds: the longest time for which slow responses are shared."""
+        """:param shared_limit_seconds: how long a slow response can be shared at most."""
         self.listen: str = listen
         self._responses = {
             path: _SharedResponse(path, route, shared_limit_seconds=shared_limit_seconds)
             for path, route in routes.items()
         }
-        # Whether each connection waits for its client. The oldest connection is first.
+        # The open connections, oldest first. The value is whether the connection waits for its
+        # client.
         self._connections: dict[asyncio.Task[None], bool] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the address cannot be used."""
+        """Start to listen. Raises OSError if the address cannot be used."""
         self._listener = await asyncio.to_thread(open_listener, self.listen)
         self._accepting = asyncio.create_task(
             self._accept(self._listener), name=f"HTTP at {self.listen}"
@@ -162,7 +166,7 @@ class HttpServer:
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                # sock_accept is not used: if it is canceled, uvloop loses a connection that it has
+                # Don't use sock_accept: if it is canceled, uvloop loses a connection that it has
                 # accepted.
                 client, _ = listener.accept()
             except BlockingIOError:
@@ -233,7 +237,8 @@ async def _readable(listener: socket.socket) -> None:
 
 
 async def _read_request(client: socket.socket) -> bytes | None:
-    """Return a request up to its blank line, or None if the request is too long."""
+    """Read a request up to the blank line after its headers. Return None if the request is too
+    long."""
     loop = asyncio.get_running_loop()
     request = bytearray()
     while b"\r\n\r\n" not in request:
@@ -247,7 +252,7 @@ async def _read_request(client: socket.socket) -> bytes | None:
 
 
 def open_listener(address: str) -> socket.socket:
-    """Return a listening socket. Without a host, it listens on all addresses of both families.
+    """Return a listening socket. Without a host, it listens on all IPv4 and IPv6 addresses.
     Blocks."""
     host, port = parse_address(address)
     if host is None and socket.has_dualstack_ipv6():

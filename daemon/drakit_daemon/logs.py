@@ -1,5 +1,6 @@
 """
-Log lines of both daemons: a constant message, named facts, and the ID of the request behind it.
+The log format of both daemons: a constant message, named facts, and the ID of the request that
+caused the line.
 
 The ID is a context variable that a filter adds to every record, so no caller passes it along. Tasks
 and ``run_coroutine_threadsafe`` inherit it; ``run_in_executor`` does not (use
@@ -28,8 +29,9 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def new_request_id() -> str:
-    """Return an ID that is short enough to read aloud and unlikely to repeat within a log."""
-    return f"{random.getrandbits(32):08x}"  # a secure ID would require a system call each time
+    """Return an ID that is short, and unlikely to repeat within a log."""
+    # A cryptographically secure ID would take a system call each time.
+    return f"{random.getrandbits(32):08x}"
 
 
 @contextmanager
@@ -46,8 +48,8 @@ class ProblemLog:
     """
     Logs a problem when it appears or changes, and once when it is gone.
 
-    Use it for periodic checks: report the result of each check, and only changes are logged. Not
-    thread-safe.
+    Use this class for periodic checks: report the result of each check, and only changes are
+    logged. Not thread-safe.
     """
 
     def __init__(
@@ -62,10 +64,10 @@ class ProblemLog:
         pause_seconds: float = 0.0,
     ) -> None:
         """
-        ``recovered`` is the message for the end of a problem; without it, the end is not logged.
-        The problem is logged as the fact ``fact``, in addition to ``facts``. ``pause_seconds`` is
-        the minimum time between two lines (loop clock), so that a flapping result does not flood
-        the log.
+        ``recovered`` is the message when a problem is gone. Without it, that is not logged. The
+        problem is logged as the fact ``fact``, in addition to ``facts``. ``pause_seconds`` is the
+        minimum time between two lines (loop clock), so that a flapping result does not flood the
+        log.
         """
         self.problem: str | None = None
         """The last logged result. None if there was no problem."""

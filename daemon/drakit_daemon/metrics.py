@@ -1,10 +1,10 @@
 """
 The metric types of prometheus-client and the text format, without the client's HTTP servers.
 
-A normal import of the package also imports the HTTP servers of the standard library, among others.
-That takes 1 MiB more on every node, although :mod:`.probes` serves the metrics. Therefore, the two
-required modules are imported below an empty package, and then removed from ``sys.modules``. If a
-vendor's driver imports the package, it gets a complete one.
+A normal import of the package also imports modules such as the standard library's HTTP servers.
+They take 1 MiB on every node, but are not needed, because :mod:`.probes` serves the metrics.
+Therefore, the two required modules are imported below an empty package, and then removed from
+``sys.modules``. If a vendor's driver imports the package, it gets the complete one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """
-Probes and metrics of a daemon: two HTTP servers, so that a flood on one does not affect the other.
+Serves a daemon's probes and metrics with two HTTP servers, so that a flood on one does not affect
+the other.
 
 The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
 pod network can read the result of a probe, so it contains only a status. The reasons are logged.
 
-Connections and their limits belong to :mod:`.httpserver`. Does not depend on the metrics.
+:mod:`.httpserver` handles connections and their limits. Does not depend on the metrics.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from drakit_daemon.logs import ProblemLog
 logger: logging.Logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The type of Prometheus' text format."""
+"""The content type of the Prometheus text format."""
 
 CHECK_SECONDS = 1.5
-"""The time limit for a check. It is shorter than the deadline of its request."""
+"""The time limit for a check. It is shorter than the deadline of the probe's request."""
 
 SCRAPE_SECONDS = 5.0
 """How long the response to a slow scrape is reused. Scrapes are 15 s or more apart, but anyone can
 send a hundred per second."""
 
 REPORT_SECONDS = 5.0
-"""The minimum pause between two log lines about one probe, in case its result flaps."""
+"""Minimum pause between two log lines about one probe, in case its result flaps."""
 
 
 class Probed(Protocol):
-    """The state of a daemon for its probes and metrics."""
+    """Provides a daemon's state for its probes and metrics."""
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process. Empty if it is healthy."""
@@ -47,7 +48,7 @@ class Probed(Protocol):
         ...
 
     async def measure(self) -> None:
-        """Update the gauges that are not updated elsewhere."""
+        """Update the gauges that other code does not keep up to date."""
         ...
 
 
@@ -74,8 +75,8 @@ class StatusServers:
         )
 
     async def start(self) -> None:
-        """Start to listen. The message of an OSError names the setting and the address that cannot
-        be used."""
+        """Start to listen. If an address cannot be used, the message of the OSError names it and
+        the setting."""
         for name, server in (("probes", self.probes), ("metrics", self.metrics)):
             try:
                 await server.start()
@@ -98,7 +99,7 @@ class StatusServers:
 
 
 class Probe:
-    """A probe: its check, and the log of its result."""
+    """A probe, with its check and the log of its result."""
 
     def __init__(
         self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 TURN_SECONDS = 0.05
-"""The interval at which the next turn is checked while objects wait."""
+"""How often to check for the next turn while objects wait."""
 
 
 class RateLimiter:
@@ -31,7 +31,7 @@ class RateLimiter:
         return True
 
     def reserve(self) -> float:
-        """Take the next token in advance. Return the seconds until the bucket contains it."""
+        """Take the next token in advance. Return the seconds until the bucket has it."""
         self._refill()
         self._left -= 1
         return max(0.0, -self._left / self._per_second)
@@ -53,11 +53,11 @@ class RateLimiter:
 
 class FairRateLimiter:
     """
-    A shared rate for the objects of many owners. The owners take turns, however many of their
+    A shared rate for the objects of many owners. The owners take turns, no matter how many of their
     objects are waiting.
 
-    An object has one token, or one place in the queue. It keeps it until it uses the token, or
-    gives it back with `leave`. Use the rate limiter in one event loop.
+    An object has either a token or a place in the queue. The object keeps its token until it calls
+    `use`, or gives it back with `leave`. Use the rate limiter in one event loop.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
@@ -115,7 +115,7 @@ class FairRateLimiter:
             name = next(iter(objects))
             wake = objects.pop(name)
             if objects:
-                self._waiting[owner] = objects  # behind the other owners
+                self._waiting[owner] = objects  # move the owner behind the others
             del self._owner_of[name]
             self._granted.add(name)
             wake()

@@ -1,5 +1,5 @@
 """
-Unix sockets in a directory that several processes use: whether a process still serves a socket.
+Checks whether a process still serves a Unix socket in a directory that several processes use.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def refuses_connections(path: Path) -> bool:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # such as a path that is too long
+        except OSError:  # for example, the path is too long
             return False
     return False

@@ -1,7 +1,8 @@
 """
-Owners of background tasks: a part of a daemon that ends without a stop request ends the daemon.
+Runs the parts of a daemon as background tasks. If a part ends without a stop request, the daemon
+ends.
 
-``asyncio.TaskGroup`` notices only exceptions. It does not notice that a loop returns, or that a
+``asyncio.TaskGroup`` detects only exceptions. It does not detect that a loop returns, or that a
 library cancels a task (closing a ``grpc.aio`` channel cancels its reader). The composition root
 decides what happens when a part has ended, and limits the duration of the exit.
 """
@@ -24,13 +25,14 @@ class TaskEndedError(Exception):
 
 
 def cancelled_by_owner() -> bool:
-    """Return whether a cancellation is part of our own shutdown. A library can also cause one."""
+    """Return whether the owner canceled the current task. A library can also cancel it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """Run a part of a daemon. Any end except our own stop is an error."""
+    """Run a part of a daemon until its owner stops it. If the part ends for any other reason, raise
+    an error."""
     try:
         await part()
     except asyncio.CancelledError:
@@ -41,7 +43,7 @@ async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Run parts concurrently. If a part ends, stop the others, and raise the reason."""
+    """Run parts concurrently. If a part ends, stop the others, and raise the error."""
     async with asyncio.TaskGroup() as group:
         for name, part in parts.items():
             group.create_task(until_stopped(name, part), name=name)
@@ -61,8 +63,8 @@ async def run_until(
     *,
     drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run parts until a stop is requested. Call `drain` before they are canceled. Raise an error if
-    a part ends."""
+    """Run parts until a stop is requested. Then call `drain`, and cancel the parts. If a part ends
+    earlier, raise an error."""
     running = asyncio.create_task(run(parts))
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,13 +78,13 @@ async def run_until(
 
 
 LEFT_THREADS_SECONDS = 3.0
-"""The grace period for threads that are still running when everything else has ended."""
+"""How long to wait for threads that are still running when everything else has ended."""
 
 
 def limit_exit(code: int, *, seconds: float = LEFT_THREADS_SECONDS) -> None:
     """
-    Limit the time that the process takes to exit, even if a driver has left a thread that does not
-    end.
+    Limit the time that the process takes to exit, even if a driver has left behind a thread that
+    does not end.
 
     At exit, Python waits for the threads of executors without a time limit.
     """

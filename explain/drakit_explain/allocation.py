@@ -1,10 +1,11 @@
 """
-The amounts that a request takes from a device, and the allocator's results for the claims of a pod.
+Computes the amounts that a request takes from a device, and defines the allocator's results for a
+pod's claims.
 
 Amounts follow ``k8s.io/dynamic-resource-allocation/structured``: a request without an amount takes
 the policy's default or the whole capacity, the policy rounds amounts up, and names are compared
-literally. All amounts are integers, in billionths. Amounts only explain a result: the allocator
-decides whether claims fit.
+literally. All amounts are integers, in billionths. Amounts only explain a result. The allocator
+determines whether claims fit.
 
 Does not depend on clients, nodes, CEL, or the wording of a result.
 """
@@ -23,14 +24,14 @@ from drakit_explain.pools import Counter
 # ---------------------------------------------------------------- capacities
 
 Consumed = Mapping[str, int]
-"""Billionths of each capacity, keyed by its name in the slice."""
+"""The consumed amount of each capacity in billionths, keyed by the capacity's name in the slice."""
 
 _WHOLE = 10**9
 """One, in billionths."""
 
 
 def summed(amounts: Iterable[Amount]) -> dict[str, int]:
-    """Return the sum of the amounts for each name, in billionths. Raises ValueError if an amount is
+    """Return the sum of the amounts in billionths, keyed by name. Raises ValueError if an amount is
     not a quantity."""
     sums: dict[str, int] = {}
     for amount in amounts:
@@ -55,7 +56,7 @@ def short_capacities(
     capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
 ) -> tuple[str, ...] | None:
     """
-    Return the capacities of which less is left than a claim needs. Empty if there are none.
+    Return the capacities with less left than a claim needs. Empty if enough of each is left.
 
     None means that the device cannot provide such amounts even if nothing is consumed. Raises
     ValueError if a value is not a quantity.
@@ -122,25 +123,24 @@ def _whole(amount: int) -> int:
 # ---------------------------------------------------------------- queries and results
 
 MAX_RESULTS = 32
-"""The maximum number of devices in the allocation of a claim (API:
-``AllocationResultsMaxSize``)."""
+"""Maximum number of devices in a claim's allocation (API: ``AllocationResultsMaxSize``)."""
 
 
 class Failure(Enum):
-    """The kind of an allocator error. Each kind has its own sentences."""
+    """The kind of an allocator error. Each kind has its own messages."""
 
     SELECTOR = "selector"
-    """The selector fails at a device, or does not compile."""
+    """A selector fails for a device, or does not compile."""
 
     INCOMPLETE_POOL = "incomplete pool"
-    """A request asks for all devices, so the pool must be complete."""
+    """A request for all devices needs complete pools, but a pool is incomplete."""
 
     INVALID_POOL = "invalid pool"
-    """A request asks for all devices. Up to Kubernetes 1.34, any request that reaches the pool
-    fails."""
+    """A request for all devices reaches an invalid pool. Up to Kubernetes 1.34, any request that
+    reaches the pool fails."""
 
     CONSTRAINT = "constraint"
-    """A request asks for all devices, and a constraint excludes one of them."""
+    """A constraint excludes a device from a request for all devices."""
 
     TOO_MANY = "too many"
     """The claim needs more devices than an allocation can list."""
@@ -157,7 +157,7 @@ class AllocatorError:
     """A clause that names the request."""
 
     device: DeviceID | None = None
-    """The device at which a selector fails."""
+    """The device for which a selector fails."""
 
     pool: PoolID | None = None
     """The pool that causes the error, if any."""
@@ -168,8 +168,8 @@ class AskedClaim:
     """The fields of a claim, or of a future claim from a template, that the allocator reads."""
 
     origin: str = field(default="", compare=False)
-    """``claim "name"`` or ``claim template "name"``. This is not the name of the claim's entry in
-    the pod."""
+    """The origin of the claim: ``claim "name"`` or ``claim template "name"``. The name is not that
+    of the claim's entry in the pod."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -180,7 +180,7 @@ class Selected:
     """The results of all selectors of a request for the devices of one slice."""
 
     matches: int = 0
-    """A bitmask of the devices that match all selectors, with a bit for each index."""
+    """A bitmask of the devices that match all selectors, with one bit per device index."""
 
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """Runtime errors, keyed by the index of the device."""
@@ -190,7 +190,7 @@ class Selected:
 
 
 class NotEvaluatedError(Exception):
-    """There is no certain result, for example because of a long selector. The message is a clause
+    """The result is uncertain, for example because a selector is too long. The message is a clause
     that describes the cause."""
 
 

@@ -1,10 +1,10 @@
 """
-Counts the devices of a cluster for a request, and the obstacles to the use of the others.
+Counts the devices in a cluster that a request can use, and the obstacles to using the others.
 
 Each device of a slice is counted once, under the obstacle that is hardest to remove: first a node
 that the pod cannot use, then taints, then holders, because releasing a tainted device does not
 help. The count of a slice is cached until the slice, or an allocation in its pool, changes. Counts
-only explain a result: Kubernetes' allocator decides whether a pod fits.
+only explain a result. Kubernetes' allocator determines whether a pod fits.
 
 Does not depend on clients.
 """
@@ -35,14 +35,13 @@ from drakit_explain.world import Reachable, Selection, World
 
 STEPS_PER_SLICE = 10
 STEPS_PER_DEVICE = 5
-"""Steps of a slice, and of each of its devices if they are counted one by one."""
+"""How many steps a slice costs, and each of its devices if they are counted one by one."""
 
 NAMED_DEVICES = 3
-"""The maximum number of unhealthy devices that are kept, because a sentence quotes their
-drivers."""
+"""Maximum number of unhealthy devices to keep. A sentence quotes their drivers' messages."""
 
 NAMED_HOLDERS = 3
-"""The maximum number of holders that are stored per namespace. An Event names at most as many."""
+"""Maximum number of holders to store per namespace. An Event does not name more."""
 
 
 # ---------------------------------------------------------------- one slice
@@ -54,18 +53,19 @@ class Obstacle:
 
     devices: int = 0
     words: set[str] = field(default_factory=set[str])
-    """The keys of taints, the names of capacities, or the reasons why nodes cannot be used."""
+    """The causes of the obstacle: taint keys, capacity names, or the reasons why nodes cannot be
+    used."""
 
     holders: list[Mapping[str, ClaimFacts]] = field(
         default_factory=list["Mapping[str, ClaimFacts]"]
     )
-    """Claims, keyed by UID, in one mapping for each slice. The mappings are not copied, because
-    many requests in a large cluster have the same 100,000 holders."""
+    """The holding claims, keyed by UID, in one mapping per slice. The mappings are not copied,
+    because in a large cluster, many requests have the same 100,000 holders."""
 
     @property
     def claims(self) -> dict[str, ClaimFacts]:
-        """The claims that must release something, keyed by UID. Computed only if they are to be
-        named."""
+        """The claims that must release something, keyed by UID. Computed only if a message names
+        them."""
         united: dict[str, ClaimFacts] = {}
         for each in self.holders:
             united.update(each)
@@ -86,7 +86,7 @@ class Obstacle:
 
 
 class Left(NamedTuple):
-    """The remaining amount of a device's capacity, in billionths."""
+    """How much of a device's capacity is left, in billionths."""
 
     amount: int
     total: int
@@ -94,7 +94,7 @@ class Left(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The number of devices of a slice or node that a request could use."""
+    """The number of devices in a slice or on a node that a request could use."""
 
     free: int = 0
     held: int = 0
@@ -107,7 +107,7 @@ class Tally(NamedTuple):
         return self.free + self.held + self.tainted
 
     def changed(self, old: Tally, new: Tally) -> Tally:
-        """Return the sum after one part has changed."""
+        """Return the updated sum after one summand has changed from `old` to `new`."""
         return _shared(
             self.free + new.free - old.free,
             self.held + new.held - old.held,
@@ -115,14 +115,14 @@ class Tally(NamedTuple):
         )
 
     def suffices(self, request: Request) -> bool:
-        """Return whether enough devices are free."""
+        """Return whether enough devices are free for a request."""
         if request.every:
             return 0 < self.free == self.total
         return self.free >= request.count
 
     def would_do(self, request: Request, *, untainted: bool = False) -> bool:
         """Return whether enough devices would be free if claims released them. If `untainted` is
-        set, taints are ignored as well."""
+        set, taints are also ignored."""
         if request.every:
             return bool(self.total) and (untainted or not self.tainted)
         return self.total - (0 if untainted else self.tainted) >= request.count
@@ -133,18 +133,19 @@ NOTHING = Tally()
 
 @lru_cache(maxsize=1024)
 def _shared(free: int, held: int, tainted: int) -> Tally:
-    """Return a shared object for equal numbers, because thousands of slices and nodes have the same
+    """Return the same object for equal numbers, because thousands of slices and nodes have the same
     numbers."""
     return Tally(free, held, tainted)
 
 
 @dataclass(slots=True)
 class Availability:
-    """The devices for a request: free, or behind an obstacle."""
+    """The devices for a request: those that are free, and those that have an obstacle."""
 
     free: int = 0
     small: int = 0
-    """Devices that can never have the requested capacity. `total` does not include them."""
+    """The number of devices that can never have the requested capacity. `total` does not include
+    them."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -162,7 +163,7 @@ class Availability:
 
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
-    """Devices whose hardware other devices use."""
+    """Devices whose hardware is in use by other devices."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
     """Shared devices with too little left."""
@@ -175,8 +176,8 @@ class Availability:
     """Devices that are available only on nodes that the pod cannot use."""
 
     most_free: tuple[str, int] = ("", 0)
-    """The node with the most free devices, and their number. If there are several such nodes, the
-    first by name."""
+    """The node with the most free devices, and their number. If several nodes have the same number,
+    the first one by name."""
 
     on_one_node: tuple[Code | None, int] | None = None
     """The result of :meth:`Analysis.on_one_node`, which equal pods share."""
@@ -187,7 +188,7 @@ class Availability:
 
     @property
     def releasable(self) -> int:
-        """Devices that become available when claims release devices."""
+        """The number of devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
     @property
@@ -213,7 +214,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SelectorError:
-    """A device on which a selector fails. The allocator fails when it reaches the device."""
+    """A device for which a selector fails. The allocator fails when it reaches the device."""
 
     device: DeviceID
     text: str
@@ -226,7 +227,7 @@ class SliceCount:
 
     reach: Reachable
     stamp: int
-    """The world's revision at the last change to an allocation in the pool."""
+    """The world's revision when an allocation in the pool last changed."""
 
     rejected: tuple[int, ...]
     """The number of devices that each selector rejects, for the selectors that were reached."""
@@ -237,7 +238,7 @@ class SliceCount:
     """The same as :attr:`Availability.small`."""
 
     holders: Mapping[str, ClaimFacts] | None = None
-    """The claims that hold devices of the slice."""
+    """The claims that hold devices of the slice, keyed by UID."""
 
     found: Availability | None = None
     """Details of the counts, if the slice has taints, counters or shares."""
@@ -297,9 +298,10 @@ class SliceCounting:
         if not reach.plain or world.rules_of_pool(of.of_pool):
             count.found = Availability()
             self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
-            if of.devices.consumes:  # read the counters of a pool only once
+            if of.devices.consumes:  # charge once for reading the pool's counters
                 self._budget.spend(2 * len(of.devices))
-            partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many have the same holders
+            # Share the mappings, because many devices have the same holders.
+            partitions: dict[int, Mapping[str, ClaimFacts]] = {}
             for index in bits(matches):
                 device = of.devices[index]
                 identity = DeviceID(of.driver, of.pool, device.name)
@@ -335,7 +337,8 @@ class SliceCounting:
         """
         Count a device.
 
-        :param partitions: receives the claims that hold the hardware of devices, by identity.
+        :param partitions: receives the claims that hold the hardware of devices, keyed by the
+            identity of their mapping.
         """
         world = self._world
         request = self._request
@@ -357,7 +360,7 @@ class SliceCounting:
             if any(taint.key == UNHEALTHY for taint in obstacles):
                 found.add_unhealthy(identity)
         elif request.admin_access:
-            found.free += 1  # the device consumes nothing
+            found.free += 1  # admin access does not consume the device
         elif (holder := world.holder(identity)) is not None:
             found.allocated.add(claims=(holder,))
         elif short:
@@ -370,7 +373,7 @@ class SliceCounting:
                 found.left[word] = max(left, found.left.get(word, left))
                 found.used_up.words.add(word)
             found.used_up.add(claims=sharers)
-        # A shared device already consumes its counters.
+        # Don't check the counters of a shared device, because it already consumes them.
         elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
             found.small += 1
         elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
@@ -381,7 +384,7 @@ class SliceCounting:
 
 
 def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
-    """Return sentences about how tolerations differ from taints with the same key."""
+    """Yield sentences about how tolerations differ from taints with the same key."""
     for taint in taints:
         for each in tolerations:
             if each.key != taint.key:
@@ -406,21 +409,21 @@ def not_tolerated(
 
 @dataclass(slots=True)
 class _Taken:
-    """The consumed amount of a counter, and the claims that consume it."""
+    """How much of a counter is consumed, and by which claims."""
 
     amount: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
 
 
 class Hardware:
-    """The rest of each pool's counters, without the allocated partitions. Each pool is read only
-    once, until an allocation in it changes."""
+    """Determines how much of each pool's counters is left by the allocated partitions. A pool is
+    read again only after an allocation in it changes."""
 
     def __init__(self, world: World) -> None:
         self.world: World = world
         self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
-        """The counters of each pool, with the revision of the last change to an allocation in
-        it."""
+        """The counters of each pool, with the revision in which an allocation in the pool last
+        changed."""
 
     def in_the_way(
         self, pool: NodePool, device: DeviceFacts
@@ -468,31 +471,31 @@ class Hardware:
 # ---------------------------------------------------------------- the cluster
 
 REQUESTS = 4
-"""The maximum number of distinct requests in an explanation for which the devices of the cluster
-are counted. Counts are cached, so a later explanation has to count less."""
+"""Maximum number of distinct requests per explanation to count the cluster's devices for. Counts
+are cached, so later explanations have less to count."""
 
 MAX_PLACEMENTS = 2
-"""The maximum number of sets of nodes for which the results of a request are cached. Each takes up
-to 0.6 MiB with 5,000 nodes, and each pod can have a different set."""
+"""Maximum number of node sets to cache the results of a request for. With 5,000 nodes, each takes
+up to 0.6 MiB, and each pod can have a different set."""
 
 SLICES_AT_ONCE = 250
-"""The maximum number of slices that are counted without a pause before an explanation: about 10
+"""Maximum number of slices to count without a pause before an explanation, which takes about 10
 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """The devices of the whole cluster for one request, regardless of the pod."""
+    """The devices in the whole cluster for one request, regardless of the pod."""
 
     request: Request
     revision: int
-    """The world's revision."""
+    """The world's revision of the analysis."""
 
     selectors: tuple[tuple[str, str], ...]
-    """The selectors in order, each as its owner and the expression."""
+    """The selectors in order, each as a pair of its owner and expression."""
 
     counts: Mapping[str, SliceCount]
-    """The counts, keyed by the name of the slice."""
+    """The counts, keyed by slice name."""
 
     published: int
     rejected: tuple[tuple[str, str, int], ...]
@@ -507,11 +510,11 @@ class Analysis:
     by_nodes: list[tuple[Mapping[str, Unusable | None], Availability]] = field(
         default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
     )
-    """Results, each with the nodes that a pod can use, because most pods can use the same nodes."""
+    """Cached results, each with the nodes that a pod can use. Most pods can use the same nodes."""
 
     kinds: set[tuple[str, DeviceKind]] = field(default_factory=set[tuple[str, DeviceKind]])
-    """The kinds of the matching devices, each with its driver. The first pod that needs them
-    determines them, and they are cached until a slice, node or class changes."""
+    """The kinds of the matching devices, each with its driver. They are computed for the first pod
+    that needs them, and cached until a slice, node or class changes."""
 
     def on_one_node(
         self, nodes: Mapping[str, Unusable | None], found: Availability
@@ -583,12 +586,13 @@ class Analysis:
         return result
 
     def able(self, budget: Budget) -> set[str]:
-        """Return the nodes with enough free devices for only this request."""
+        """Return the nodes that have enough free devices for this request by itself."""
         budget.spend(1 + len(self.on_nodes) // 10)
         able = {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
         if self.request.every:
-            # These counts include devices that are for other nodes, or that a request for all
-            # devices omits because their shares are used up.
+            # The counts of these slices can include devices for other nodes, or devices that a
+            # request for all devices skips because their shares are used up. For such a node, one
+            # free device is enough.
             more = (
                 name
                 for each in self.counts.values()
@@ -625,8 +629,8 @@ def analyze(
     """
     Count the devices of the cluster for a request.
 
-    :param before: an earlier analysis of the request in this world: slices that have not changed
-        are not counted again.
+    :param before: an earlier analysis of the request in this world. Slices that have not changed
+        since are not counted again.
 
     Raises :class:`NotEvaluatedError` if a selector has no result.
     """
@@ -648,7 +652,7 @@ def analyze_in_steps(
             f'drakit does not support {request.unsupported} of request "{request.name}"'
         )
     selectors = world.expressions(request)
-    # Rules affect all slices, and seldom change.
+    # If a rule has changed, count everything again. Rules affect all slices, and rarely change.
     if before is not None and (
         before.revision < world.rules_revision or before.selectors != selectors
     ):
@@ -712,13 +716,13 @@ def _unchanged(reach: Reachable, before: Analysis | None, world: World) -> Slice
 
 
 def _updated(before: Analysis, world: World, counting: SliceCounting) -> Analysis:
-    """Return an analysis after changes to allocations, which do not change the reachable
+    """Update an analysis after changes to allocations, which do not change the reachable
     devices."""
     counts, on_nodes, matching = dict(before.counts), dict(before.on_nodes), before.matching
     for pool in world.pools_changed_since(before.revision):
         for of in world.slices_of_pool(pool):
             old = counts.get(of.name)
-            if old is None:  # the slice was not reachable from any node
+            if old is None:  # the slice is not reachable from any node
                 continue
             new = counts[of.name] = counting.count(old.reach)
             matching += new.tally.total + new.small - old.tally.total - old.small

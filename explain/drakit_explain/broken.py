@@ -2,11 +2,11 @@
 The problems of allocated claims whose pods have a node but do not start, or are running.
 
 The allocation is compared with the node, the pools and devices, their taints, the binding
-conditions, and the consumers of the claim. Only certain problems are returned: no conclusion is
-possible about a pool that is being updated, or about a kind that may not be listed.
+conditions, and the consumers of the claim. Only certain problems are returned. For example, nothing
+is certain about a pool that is being updated, or about a kind that may not be listed.
 
 :mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks, or
-Events.
+    Events.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ from drakit_explain.reports import (
 from drakit_explain.world import EVERYWHERE, World
 
 MAX_CONSUMERS = 256
-"""The API's limit for the entries in the ``status.reservedFor`` of a claim."""
+"""The API's limit for entries in a claim's ``status.reservedFor``."""
 
 _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
-"""The maximum time from a change to a node's slices to the corresponding report."""
+"""Maximum time between a change to a node's slices and the corresponding report."""
 
 REPUBLISHED_SECONDS = 15.0
-"""The maximum time from the first slices of a starting driver to the publication of all its
-devices."""
+"""Maximum time between a starting driver's first slices and the publication of all its devices."""
 
 _MUST_LAST = frozenset(
     [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
 )
-"""Problems of a pod with a node that are also found while the watch of claims lags behind the watch
-of pods. The pod may already be running when its owner reads the advice."""
+"""Problems that must last before they are reported, because they are also found while the watch for
+claims lags behind the watch for pods. By the time the pod's owner reads the advice, the pod may be
+running."""
 
 
 def is_placed(pod: PodFacts) -> bool:
-    """Return whether a pod has a node on which its claims are, or should be, in use."""
+    """Return whether a pod has a node where its claims are, or should be, in use."""
     return pod.node is not None and not pod.deleting and pod.phase not in ("Succeeded", "Failed")
 
 
@@ -82,15 +82,15 @@ def broken_pod(
     """
     Return the reasons why a pod that has a node does not start, or the problems of a running pod.
 
-    :param settled: whether the pod has had its node for some time. Then, a state that is normal for
-        a short time is a problem.
+    :param settled: whether the pod has had its node for some time. If so, a state that is normal
+        for a short time is a problem.
     :param events: the Events about the pod and its claims, if they are known.
     """
     if pod.node is None or not is_placed(pod):
         return ()
     claims = claims_of_pod(pod, world)
     found = list(_of_pod(pod, pod.node, world, settled=settled))
-    if pod.sandbox is not False:  # without a sandbox, statuses are those of earlier containers
+    if pod.sandbox is not False:  # without a sandbox, the statuses are those of earlier containers
         found += not_running(pod, pod.node)
     found += renumbered(pod, claims, events)
     if pod.is_starting:
@@ -98,7 +98,7 @@ def broken_pod(
         slow = list(_slow(pod.node, claims, world))
         if step is not None and (step.code is Code.NOT_PREPARED or not slow):
             found.append(step)
-        elif not found and slow:  # otherwise, a volume or the sandbox has failed first
+        elif not found and slow:  # a known failure of an earlier step takes precedence
             found += slow
         elif not found and settled and (pod.claims or pod.extended_claim):
             found.append(_not_prepared(pod.node, claims, events))
@@ -118,7 +118,8 @@ def broken_pod(
 
 def failed_pod(pod: PodFacts) -> tuple[Reason, ...]:
     """Return the reasons why a pod has failed."""
-    found = replace(failed(pod), transient="", patience_seconds=None)  # the failure is permanent
+    # Report it immediately, because the failure is permanent.
+    found = replace(failed(pod), transient="", patience_seconds=None)
     where = f" on node {pod.node}" if pod.node else ""
     return (found.about(pod.reference, f"pod {pod.namespace}/{pod.name}{where} "),)
 
@@ -131,7 +132,7 @@ def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
 
 
 def gone_devices(pod: PodFacts, world: World) -> Iterator[DeviceID]:
-    """Return the missing devices of a pod that are still published with their attributes."""
+    """Return a pod's missing devices that are still published, with their attributes."""
     for claim in claims_of_pod(pod, world):
         for result in claim.results:
             device = published_device(result.device, world)
@@ -145,7 +146,7 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
     """
     Return the problems of an allocated claim, whether or not a pod uses it.
 
-    :param node: the node on which a pod uses it. By default, the only one of its allocation.
+    :param node: the node on which a pod uses the claim. By default, the allocation's only node.
     """
     start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but "
     found = _of_allocation(claim, node or node_of_claim(claim), world)
@@ -219,7 +220,8 @@ def _of_pod(pod: PodFacts, node: str, world: World, *, settled: bool) -> Iterato
             "owns the pod, it creates a new one",
         )
     for each in pod.claims:
-        if settled or each.claim or each.generated:  # otherwise, the claim is about to be created
+        # Otherwise, the claim may be about to be created.
+        if settled or each.claim or each.generated:
             yield from _of_pod_claim(each, pod, node, world)
     if (name := pod.extended_claim) is not None:
         yield from _of_claim(name, world.claim(pod.namespace, name), pod, node, world)
@@ -259,7 +261,7 @@ def _of_claim(
     word: str = "",
 ) -> Iterator[Finding]:
     """
-    Return the problems of a claim of a pod.
+    Return the problems of one of a pod's claims.
 
     :param word: the name of the claim's entry in the pod.
     """
@@ -298,7 +300,7 @@ def _of_claim(
 
 
 def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
-    # The pods that belong to a group of pods are not known here.
+    # A consumer that is not a pod, such as a PodGroup, may include this pod.
     if any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers):
         return
     if len(claim.consumers) >= MAX_CONSUMERS:
@@ -325,7 +327,7 @@ def drivers_of(claims: Iterable[ClaimFacts]) -> list[str]:
 
 
 def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
-    """Return the drivers of claims that have not completed a call for a long time."""
+    """Return findings about the claims' drivers that have not completed a call for a long time."""
     for driver in drivers_of(claims):
         report = report_of(driver, node, world)
         if report is not None and report.progress:
@@ -334,8 +336,8 @@ def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Fin
 
 
 def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Finding:
-    """Return a finding that the kubelet waits for the preparation of claims, if no failure was
-    reported."""
+    """Return a finding that the kubelet is waiting for claims to be prepared, for the case that no
+    failure was reported."""
     named = " and ".join(drivers_of(claims)) or "its drivers"
     waits = (
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
@@ -362,7 +364,7 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
         elif result.outstanding:
             yield Finding(
                 code=Code.BINDING_OUTSTANDING,
-                transient=Code.BINDING_OUTSTANDING,  # devices may be attached at this moment
+                transient=Code.BINDING_OUTSTANDING,  # the devices may be being attached
                 what=f"{device_of_result(result, claim)} waits for its binding condition "
                 f"{', '.join(result.outstanding)}; check the controller of "
                 f"driver {result.device.driver}, which sets it in status.devices of the claim",
@@ -373,7 +375,7 @@ def _of_result(
     result: Result, claim: ClaimFacts, node: str | None, world: World, *, message: str = ""
 ) -> Iterator[Finding]:
     """
-    Return the problems of a device of a claim.
+    Return the problems of a claim's device.
 
     :param message: the driver's message about its health, from the pod's status.
     """
@@ -422,7 +424,8 @@ def _released(claim: ClaimFacts) -> str:
 
 def _back(device: DeviceID) -> str:
     """Return advice on how to make a device available again."""
-    if device.driver == HOSTDEV:  # a policy may offer fewer shares of the device, or none
+    # A policy may offer fewer shares of the device than before, or none.
+    if device.driver == HOSTDEV:
         return "check that a HostDevicePolicy still offers it, and that it is connected"
     return "connect the device again"
 
@@ -477,8 +480,8 @@ def _of_taints(
     for taint in taints:
         if taint.effect != "NoExecute":
             continue
-        # The controller that evicts pods ignores tolerations without the effect. The scheduler does
-        # not.
+        # Unlike the scheduler, the controller that evicts pods ignores tolerations without an
+        # effect.
         applying = [
             each
             for each in result.tolerations
@@ -506,8 +509,8 @@ def _of_taints(
 
 
 def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
-    """Return the taints of allocated devices that new pods do not tolerate, but that do not evict
-    the current pods."""
+    """Describe the taints of allocated devices that keep new pods from using the devices, but do
+    not evict the current pods."""
     for result in claim.results:
         device = published_device(result.device, world)
         for taint in world.taints(result.device, device) if device is not None else ():
@@ -523,7 +526,7 @@ def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
 
 
 def device_of_result(result: Result, claim: ClaimFacts) -> str:
-    """Name an allocated device, as the subject of a clause."""
+    """Return a description of an allocated device, as the subject of a clause."""
     driver, pool, device = result.device
     return (
         f"device {device} (driver {driver}, pool {pool}), which is allocated to claim "
@@ -541,8 +544,8 @@ def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
 
 
 def node_problem(name: str, world: World) -> Code | None:
-    """Return the problem of a node that is missing or not ready. None if it has no such problem, or
-    if nodes may not be listed."""
+    """Return the problem of a node that is missing or not ready. None if the node is ready, or if
+    nodes may not be listed."""
     if not world.of(NodeFacts):
         return None
     node = world.node(name)

@@ -1,5 +1,5 @@
 """
-Limits the work for the explanation of a pod or template. The unit is a step.
+Limits the work of explaining a pod or template. The work is measured in steps.
 
 Tenants write pods and templates, and some of them cannot be explained in any reasonable time. All
 parts of an explanation share one budget. Steps count the operations that take time, such as
@@ -10,8 +10,8 @@ of the machine. Cached results of earlier explanations take no steps.
 from __future__ import annotations
 
 MAX_STEPS = 100_000
-"""Steps of an explanation, apart from those for the size of the cluster: about 100 ms. The remedies
-have an additional budget of the same size."""
+"""Maximum number of steps of an explanation, in addition to those for the size of the cluster. They
+take about 100 ms. The remedies have a separate budget of the same size."""
 
 
 class BudgetSpentError(Exception):
@@ -22,7 +22,7 @@ class BudgetSpentError(Exception):
 
 
 class Budget:
-    """The remaining steps."""
+    """The remaining steps of an explanation."""
 
     __slots__ = ("left",)
 
@@ -30,8 +30,7 @@ class Budget:
         self.left: int = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps from the budget. Call this before the work. Raises
-        :class:`BudgetSpentError`."""
+        """Take steps from the budget before doing the work. Raises :class:`BudgetSpentError`."""
         self.left -= steps
         if self.left < 0:
             raise BudgetSpentError

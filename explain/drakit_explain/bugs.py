@@ -1,12 +1,12 @@
 """
-Bugs of Kubernetes and of container runtimes that affect claims, by release.
+Bugs in Kubernetes and container runtimes that affect claims, by release.
 
 Each scheduler row was verified in the source of the release with the fix and of the release before
-it, or otherwise of the newest patch release (`READ`): the scheduler's plugin, the tracker of taints
-and the eviction in ``k8s.io/kubernetes``, and the allocators in
+it, or, if there is no fix, of the newest patch release (`READ`): the scheduler's plugin, the taint
+tracker and the eviction in ``k8s.io/kubernetes``, and the allocators in
 ``k8s.io/dynamic-resource-allocation``. Rows for kubelets and runtimes follow the release notes and
-the pull requests. Later releases are not assessed, and the packages of a vendor can contain fixes
-of later releases.
+the pull requests. Later releases are not assessed, and a vendor's packages can contain fixes from
+later releases.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from drakit_explain.model import (
 from drakit_explain.world import World
 
 READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
-"""The newest patch release that was verified, keyed by the minor release of Kubernetes 1. For 1.38,
-it is the changelog of the second alpha release."""
+"""The newest patch release that was verified, keyed by minor version (1.x). For 1.38, the changelog
+of the second alpha release was read."""
 
 KUBELETS_READ: Mapping[int, int] = {36: 3, 37: 2}
-"""The newest patch release whose kubelet was verified."""
+"""The newest patch release whose kubelet was verified, keyed by minor version."""
 
 ISSUES = "https://github.com/kubernetes/kubernetes/issues/"
 PULLS = "https://github.com/kubernetes/kubernetes/pull/"
@@ -61,12 +61,12 @@ class Bug:
 
     link: str
     fixes: Mapping[int, int | None]
-    """The first patch release without the bug, keyed by minor release. None if the release in
-    `READ` still has the bug. Minor releases that are missing here do not have the bug."""
+    """The first patch release without the bug, keyed by minor version. None if the release in
+    `READ` still has the bug. Minor versions that are missing here do not have the bug."""
 
     touched: Touched
     waits: bool = False
-    """Whether a pod can wait although its devices are available."""
+    """Whether a pod can stay pending even though its devices are available."""
 
     allocates: bool = False
     """Whether a claim can get devices other than the requested ones."""
@@ -74,7 +74,7 @@ class Bug:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundBug:
-    """A bug of the cluster's release that can affect one of the cluster's objects."""
+    """A bug in the cluster's release that can affect one of the cluster's objects."""
 
     object: str
     what: str
@@ -131,21 +131,21 @@ def _fixed_in(fixes: Mapping[int, int | None], minor: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeBug:
-    """A bug of the kubelet or the container runtime of nodes."""
+    """A bug in the kubelet or container runtime of a node."""
 
     what: str
     link: str
     kubelets: Mapping[int, int | None] = field(default_factory=dict[int, "int | None"])
-    """The same as :attr:`Bug.fixes`. Empty for a bug of a runtime."""
+    """The same as :attr:`Bug.fixes`. Empty for a bug in a runtime."""
 
     runtimes: str = ""
     """A regular expression for the runtimes and versions that have the bug."""
 
     fixed: str = ""
-    """The first release of a runtime with a fix."""
+    """The first release of the runtime with a fix."""
 
     touches: Callable[[NodeFacts, World], bool]
-    """Returns whether the node has objects that the bug can affect, regardless of its pods."""
+    """Returns whether the bug can affect objects on the node, regardless of its pods."""
 
     codes: frozenset[Code] = frozenset()
     """The reasons that the bug can cause. If empty, containers start without a device."""
@@ -157,8 +157,8 @@ class NodeBug:
 def bugs_of_node(
     node: NodeFacts, world: World, pod: PodFacts | None = None
 ) -> Iterator[tuple[NodeBug, FoundBug]]:
-    """Return the known bugs of a node's kubelet and runtime that can affect a pod. By default,
-    return those that can affect any object of the node."""
+    """Return the known bugs in a node's kubelet and runtime that can affect a pod. Without a pod,
+    return those that can affect any object on the node."""
     match = _VERSION.match(node.kubelet)
     minor, patch = (int(match[1]), int(match[2])) if match else (-1, -1)
     name, _, version = node.runtime.partition("://")
@@ -180,7 +180,7 @@ def bugs_of_node(
 
 def bug_behind(pod: PodFacts, code: Code | None, world: World) -> str:
     """
-    Return the known bugs of a pod's node that can cause a reason, as clauses.
+    Return the known bugs on a pod's node that can cause a reason, as clauses.
 
     :param code: the reason. None for a running pod, which may lack a device.
     """

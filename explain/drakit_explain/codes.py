@@ -1,7 +1,7 @@
 """
-The reasons in explanations: a closed set of words for Events, metrics and scripts. The module also
-decides which reasons remain certain if the objects of a kind may not be listed, and which reasons
-have a common cause.
+The reasons in explanations: a fixed set of words for Events, metrics and scripts. The module also
+determines which reasons remain certain if the objects of a kind may not be listed, and which
+reasons have a common cause.
 
 The operator and ``kubectl drakit`` drop uncertain reasons, because a missing permission could be
 their cause.
@@ -41,7 +41,8 @@ class Code(StrEnum):
     """The pod can be scheduled when claims release devices, hardware or capacity."""
 
     DEVICES_TAINTED = "DevicesTainted"
-    """Too many devices are tainted, so a release by other claims is not enough."""
+    """Too many devices are tainted, so even if other claims release their devices, that is not
+    enough."""
 
     DEVICES_ON_OTHER_NODES = "DevicesOnOtherNodes"
     """Devices exist, but only on nodes that the pod cannot use."""
@@ -56,7 +57,7 @@ class Code(StrEnum):
     """A pool contradicts itself, so the scheduler does not allocate devices from it."""
 
     POOL_INCOMPLETE = "PoolIncomplete"
-    """Slices of a pool's newest generation are missing, or there are too many."""
+    """Slices of a pool's newest generation are missing, or there are too many of them."""
 
     POOL_NAME_CONFLICT = "PoolNameConflict"
     """Several nodes publish pools with the same name, which the scheduler treats as one pool."""
@@ -68,7 +69,7 @@ class Code(StrEnum):
     """Each request by itself could be allocated, but no node has devices for all of them."""
 
     SEARCH_FAILED = "SearchFailed"
-    """The scheduler's search ends with an error, and the scheduler gives up on the pod, even if
+    """The scheduler's search ends with an error, so the scheduler gives up on the pod, even if
     other nodes fit."""
 
     RESOURCE_CLAIM_NOT_CREATED = "ResourceClaimNotCreated"
@@ -80,14 +81,16 @@ class Code(StrEnum):
     """A pod has a node, but its claim has no devices: the scheduler did not place the pod."""
 
     CLAIM_NOT_RESERVED = "ClaimNotReserved"
-    """A pod has a node, but its claim is not reserved for it, so the kubelet rejects the claim."""
+    """A pod has a node, but its claim is not reserved for the pod, so the kubelet rejects the
+    claim."""
 
     BINDING_OUTSTANDING = "BindingConditionsOutstanding"
     BINDING_FAILED = "BindingConditionsFailed"
     NODE_GONE = "NodeGone"
     NODE_NOT_READY = "NodeNotReady"
     DRIVER_UNAVAILABLE = "DriverUnavailable"
-    """The driver of an allocated device publishes nothing on the node, or has stopped there."""
+    """The driver of an allocated device does not publish devices on the node, or has stopped
+    there."""
 
     POOL_GONE = "PoolGone"
     DEVICE_GONE = "DeviceGone"
@@ -114,7 +117,7 @@ class Code(StrEnum):
 
 
 class Cause(NamedTuple):
-    """A cause that many objects can share: a class or a node, and its problem."""
+    """A cause that many objects can share: a class or node, and its problem."""
 
     about: ObjectReference
     what: str
@@ -138,8 +141,8 @@ class _Problem:
     """How long the state is normal, in seconds. None means the default."""
 
     cause: Cause | None = None
-    """The cause that other objects with the same problem may share. None if only this object has
-    the problem."""
+    """The cause that other objects with the same problem may share. None if the problem is specific
+    to this object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +154,8 @@ class Finding(_Problem):
     """The names of the pod's ResourceClaims that are unallocated because of the problem."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
-        """Return a reason about an object. Its sentence begins with `start`."""
+        """Return the finding as a reason about an object. The reason's sentence begins with
+        `start`."""
         return Reason(
             code=self.code,
             sentence=f"{start}{self.what}",
@@ -164,7 +168,7 @@ class Finding(_Problem):
 
 
 def no_remedy() -> str:
-    """Return an empty remedy."""
+    """Return an empty string instead of a remedy."""
     return ""
 
 
@@ -178,8 +182,8 @@ class Reason(_Problem):
     """
     Searches for a sufficient remedy, and returns it as a clause, or an empty string.
 
-    The search takes a long time. Therefore, only a caller that reports the reason calls this,
-    before the facts change. All reasons of one explanation share the result. Raises
+    The search takes a long time. Therefore, only a caller that reports the reason calls this
+    function, before the facts change. All reasons of one explanation share the result. Raises
     :class:`.QueriesPendingError`.
     """
 
@@ -197,7 +201,8 @@ _MISSING: dict[Code, type[Fact]] = {
     Code.RESOURCE_CLAIM_MISSING: ClaimFacts,
     Code.RESOURCE_CLAIM_TEMPLATE_MISSING: TemplateFacts,
 }
-"""The kinds without which reasons that do not depend on devices are uncertain."""
+"""For each reason that does not depend on devices, the kind without which the reason is
+uncertain."""
 
 _WITHOUT_SLICES = frozenset(
     {
@@ -227,7 +232,8 @@ _LIMITS: tuple[tuple[type[Fact], str], ...] = (
     (NodeFacts, "nodes"),
     (TaintRuleFacts, "DeviceTaintRules"),
 )
-"""The facts that a reason about devices ignores while a kind is hidden."""
+"""The kinds that a reason about devices ignores while they are hidden, and their names in
+sentences."""
 
 
 def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:
@@ -236,7 +242,7 @@ def certain(reasons: Iterable[Reason], world: World) -> list[Reason]:
 
 
 def with_limits(reason: Reason, world: World) -> Reason:
-    """Add to the sentence of a reason about devices which facts it ignores."""
+    """If a reason is about devices, add to its sentence which facts it ignores."""
     if reason.code in _MISSING or reason.code in _WITHOUT_SLICES:
         return reason
     words = [word for kind, word in _LIMITS if kind in world.hidden]
@@ -254,7 +260,7 @@ def _is_certain(reason: Reason, world: World) -> bool:
         return True
     if SliceFacts in world.hidden:
         return False
-    # Without nodes, only the devices of slices that set nodeName are found.
+    # If nodes are hidden, only the devices in slices that set nodeName are found.
     return NodeFacts not in world.hidden or all(_names_node(each) for each in world.slices())
 
 
@@ -281,8 +287,8 @@ _IN_COMMON: Mapping[Code, str] = {
 
 
 def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
-    """Return a cause on a node. The node may no longer exist, because Events about it are found by
-    its name."""
+    """Return a cause on a node. The node may no longer exist, because users find the Events about
+    it by its name."""
     if not node:
         return None
     facts = world.node(node)
@@ -292,7 +298,7 @@ def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
 
 
 def cause_of_pool(pool: PoolID, problem: str, world: World) -> Cause | None:
-    """Return the cause that a pool on one node has a problem. None for a pool on several nodes."""
+    """Return the cause for a problem with a pool on one node. None for a pool on several nodes."""
     nodes = {place.node for each in world.slices_of_pool(pool) if (place := each.place)}
     node = nodes.pop() if len(nodes) == 1 else None
     what = f"no device can be allocated from pool {pool.pool} of driver {pool.driver}: {problem}"
@@ -306,6 +312,6 @@ def cause_of_class(name: str, code: Code, world: World) -> Cause | None:
 
 
 def cause_of_selector(text: str, classes: Iterable[str], world: World) -> Cause | None:
-    """Return the cause that a class's selector fails. None for the selector of a request."""
+    """Return the cause for the failure of a class's selector. None for a request's own selector."""
     failing = (name for name in sorted(classes) if f"{selector_of(f'class {name}')} " in text)
     return cause_of_class(next(failing, ""), Code.SELECTOR_FAILED, world)

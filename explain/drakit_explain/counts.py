@@ -1,9 +1,10 @@
 """
-The numbers of devices by state, for each driver, DeviceClass and HostDevicePolicy, for metrics.
+Counts devices by state for each driver, DeviceClass and HostDevicePolicy. The numbers are used in
+metrics.
 
 A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
-tainted, free. :func:`states_in` determines the state, for the rows of ``kubectl drakit devices`` as
-well. DeviceTaintRules are included.
+tainted, free. :func:`states_in` determines the state, also for ``kubectl drakit devices``.
+DeviceTaintRules are included.
 
 Does not depend on metrics.
 """
@@ -31,19 +32,19 @@ from drakit_explain.world import Selection, World
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
 
 MAX_NAMES = 100
-"""The maximum number of drivers, classes and policies with their own numbers, because each has a
-series for each state: the drivers and policies with the most devices, and the first classes by
-name."""
+"""Maximum number of drivers, classes and policies to count separately, because each has a series
+for each state. The drivers and policies with the most devices, and the first classes by name, take
+precedence."""
 
 OTHERS = "(others)"
 """The name under which the other drivers or policies are added up. No object can have this name."""
 
 POLICY = ("policy", f"{HOSTDEV}/policy")
-"""The attribute with the policy of a host device, as its short and its full name."""
+"""The short and the full name of the attribute that contains a host device's policy."""
 
 POOLS_AT_ONCE = 20
 CLAIMS_AT_ONCE = 5000
-"""The number of claims after which other tasks can run: a few milliseconds."""
+"""How many claims to count before other tasks can run, which takes a few milliseconds."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,8 +53,8 @@ class Numbers:
 
     drivers: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """The numbers for classes whose selectors are evaluated. The other classes are not added up,
-    because a device can be in several of them."""
+    """The numbers for classes whose selectors are evaluated. The numbers for the other classes are
+    not added up, because a device can be in several classes."""
 
     policies: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     """The numbers for policies with devices in slices."""
@@ -127,7 +128,7 @@ def _add(numbers: Counter[str], masks: Mapping[str, int], among: int = -1) -> No
 
 
 def devices_of_policies(of: SliceFacts) -> dict[str, int]:
-    """Return a bitmask of the devices of each policy."""
+    """Return a bitmask of each policy's devices."""
     found: dict[str, int] = {}
     for group in of.devices.groups:
         for name, column in zip(group.kind.attributes, group.columns, strict=True):
@@ -143,10 +144,11 @@ def states_in(
     of: SliceFacts, pool: NodePool | None, world: World, hardware: Hardware, *, usable: bool
 ) -> dict[str, int]:
     """
-    Return a bitmask of a slice's devices in each state.
+    Return a bitmask of a slice's devices for each state.
 
-    :param pool: the pool as one node sees it, if it is ready. Its counters are compared.
-    :param usable: whether devices can be allocated from the pool. If not, none is free.
+    :param pool: the pool as one node sees it, if the pool is ready. It determines whether enough
+        counters are left.
+    :param usable: whether devices can be allocated from the pool. If not, no device is free.
     """
     everything = (1 << len(of.devices)) - 1
     gone = unhealthy = tainted = 0

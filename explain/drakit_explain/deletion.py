@@ -2,7 +2,7 @@
 Explains why a claim or a pod that is being deleted still exists.
 
 Each finding names the cause, such as a finalizer. Every deletion takes some time, so the caller
-decides when to ask.
+decides when to request an explanation.
 
 Does not depend on clients, clocks, or Events.
 """
@@ -35,7 +35,7 @@ _CONTROLLER = "the ResourceClaim controller (kube-controller-manager)"
 
 def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> tuple[Reason, ...]:
     """
-    Return the reasons why the deletion of a claim does not complete. Empty if there are none.
+    Return the reasons why the deletion of a claim does not complete. Empty if none are known.
 
     :param all_pods: whether the world contains every pod of the claim's namespace. If so, a
         consumer that is missing from the world does not exist.
@@ -54,9 +54,9 @@ def pod_stays(
     pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
 ) -> tuple[Reason, ...]:
     """
-    Return the reasons why the deletion of a pod does not complete. Empty if there are none.
+    Return the reasons why the deletion of a pod does not complete. Empty if none are known.
 
-    :param settled: whether its grace period ended some time ago.
+    :param settled: whether the pod's grace period ended some time ago.
     :param events: the Events about the pod and its claims, if they are known.
     """
     if not pod.deleting:

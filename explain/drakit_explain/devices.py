@@ -1,10 +1,11 @@
 """
-The devices of a slice in packed form, because most values of a slice also occur in other slices.
+Stores the devices of a slice in packed form, because most of a slice's values also occur in other
+slices.
 
 A cluster has hundreds of thousands of devices. Their values are stored by column: one column per
-attribute and kind of device. Equal columns are one object, so slices that differ only in a few
-attributes share the rest. A column of unique strings is one string. A device is unpacked when it is
-read.
+attribute and kind of device. Equal columns are the same object, so slices that differ only in a few
+attributes share the others. A column of unique strings is stored as one string. A device is
+unpacked when it is read.
 
 Does not depend on JSON or claims.
 """
@@ -59,7 +60,7 @@ class TaintFacts:
 
     @property
     def shown(self) -> str:
-        """``key`` or ``key=value``, in the form that kubectl uses."""
+        """The taint as ``key`` or ``key=value``, as in kubectl."""
         return f"{self.key}={self.value}" if self.value else self.key
 
 
@@ -85,13 +86,14 @@ class CapacityFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterSetFacts:
-    """The amounts that the partitions of one piece of hardware share, or that one partition
-    takes."""
+    """The amounts in a counter set that the partitions of a hardware device share, or that one
+    partition consumes."""
 
     name: str
     counters: tuple[Amount, ...]
     grouped: bool = False
-    """Whether only devices with a common group may consume them (API: ``compatibilityGroups``)."""
+    """Whether only devices with a common group may consume the counters (API:
+    ``compatibilityGroups``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,22 +108,23 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceKind:
-    """The values that similar devices have in common. Thousands of devices share one object."""
+    """The values that similar devices have in common. Thousands of devices share one DeviceKind
+    object."""
 
     attributes: tuple[str, ...] = ()
-    """The names of the attributes in the slice. The devices have the values in the same order."""
+    """The attributes' names in the slice. The devices' `values` have the same order."""
 
     capacity: tuple[CapacityFacts, ...] = ()
     shareable: bool = False
     """Whether claims can have shares of the device (API: ``allowMultipleAllocations``)."""
 
     binding: bool = False
-    """Whether the device has binding conditions. If so, its pool comes after pools without such
-    devices."""
+    """Whether the device has binding conditions. If so, the scheduler uses its pool after pools
+    without such devices."""
 
     unusual: bool = False
-    """Whether a value is a list, or of a type that this version does not know. Selectors may fail
-    on such a device."""
+    """Whether an attribute's value is a list, or of a type that this version does not know.
+    Selectors may fail for such a device."""
 
     extra: bool = False
     """Whether the device has a value or a policy that this version does not know."""
@@ -136,15 +139,15 @@ class DeviceFacts:
 
     taints: tuple[TaintFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
-    """The amounts of its pool's counters that the device takes while it is allocated. Empty unless
-    the device is a partition."""
+    """The amounts of its pool's counters that the device consumes while it is allocated. Empty
+    unless the device is a partition."""
 
     place: Place | None = None
     """The nodes that can use the device, if each device of a slice has its own (API:
     ``perDeviceNodeSelection``)."""
 
     def attribute(self, name: str, driver: str) -> AttributeFact | None:
-        """Return the value of an attribute with this full name, according to the scheduler's
+        """Return the value of the attribute with this full name, according to the scheduler's
         rules."""
         names = self.kind.attributes
         if name in names:
@@ -162,13 +165,13 @@ Column = tuple[AttributeFact | None, ...] | str
 _SEPARATOR = "\n"
 
 _FEW = 8
-"""A column with fewer values is not stored as one string."""
+"""Minimum number of values in a column to store it as one string."""
 
 _MAX_SHARED = 4096
-"""The maximum number of cached columns. Equal columns are one object."""
+"""Maximum number of columns to cache, so that equal columns are the same object."""
 
 _MAX_UNPACKED = 64
-"""The number of slices whose devices remain unpacked: the last ones that were read."""
+"""Maximum number of slices to keep unpacked: those that were read last."""
 
 
 class Group(NamedTuple):
@@ -200,8 +203,8 @@ class Devices(Sequence[DeviceFacts]):
         self.names: tuple[str, ...] = names
         self.groups: tuple[Group, ...] = groups
         self.taints: tuple[tuple[TaintFacts, ...], ...] = taints
-        """The taints of each device. Empty if no device has any. The same applies to `consumes` and
-        `places`."""
+        """The taints of each device. Empty if no device has taints. The same applies to `consumes`
+        and `places`."""
 
         self.consumes: tuple[tuple[CounterSetFacts, ...], ...] = consumes
         self.places: tuple[Place | None, ...] = places
@@ -215,7 +218,9 @@ class Devices(Sequence[DeviceFacts]):
         last: DeviceKind | None = None
         indexes: list[int] = []
         for index, device in enumerate(devices):
-            if device.kind is not last:  # computing its hash would cost more than everything else
+            # Compare by identity first, because computing the hash would take longer than
+            # everything else.
+            if device.kind is not last:
                 last = device.kind
                 indexes = by_kind.setdefault(last, [])
             indexes.append(index)
@@ -336,7 +341,8 @@ def _column(values: tuple[AttributeFact | None, ...]) -> Column:
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_column(values: tuple[AttributeFact | None, ...], types: object) -> Column:
-    """Return the first of all equal columns. 1, true and the version "1.0.0" are different."""
+    """Return the cached column that equals this one. The values 1, true and the version "1.0.0" are
+    treated as different."""
     return values
 
 

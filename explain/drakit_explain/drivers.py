@@ -1,14 +1,14 @@
 """
-The state of each driver in the cluster, whether or not it is built with drakit: the nodes on which
-its plugin is registered and publishes devices, its pools and claims, and its problems.
+Determines the state of each driver in the cluster, whether or not it is built with drakit: on which
+nodes its plugin is registered and publishes devices, its pools and claims, and its problems.
 
-No Kubernetes object lists the plugins of a node. The kubelet deletes the ResourceSlices of a node
-30 s after their plugin is no longer registered. Therefore, if there is no NodeDeviceReport, the
+The API does not list the plugins of a node. The kubelet deletes the ResourceSlices of a node 30 s
+after their plugin is no longer registered. Therefore, if there is no NodeDeviceReport, the
 ResourceSlices of a ready node are evidence of a registered plugin.
 
 The operator writes the rows into the status of DeviceDrivers, and ``kubectl drakit drivers`` prints
-them. They include problems that are normal for a short time, as in an update: the caller decides
-how long a problem must last. Does not depend on clients or clocks.
+them. The rows include problems that are normal for a short time, as during an update. The caller
+decides how long a problem must last. Does not depend on clients or clocks.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ CONDITIONS: Mapping[str, tuple[str, str]] = {
     PROGRESSING: ("Progressing", "the driver prepares and unprepares claims"),
     RELEASED: ("Released", "pods use all claims that hold devices"),
 }
-"""The conditions that a problem can affect, the most serious first, with the reason and message
-that each has without a problem."""
+"""The conditions that a problem can affect, the most serious first, with the reason and message to
+use without a problem."""
 
 MAX_DRIVERS = 100
-"""The maximum number of drivers with a row. Drivers without a DeviceDriver are sorted by name,
-because anyone who publishes a slice chooses the name of its driver."""
+"""Maximum number of drivers to return a row for. Drivers without a DeviceDriver are limited,
+because anyone who publishes a slice chooses the name of its driver. The first ones by name are
+used."""
 
 MAX_PROBLEMS = 1000
-"""The maximum number of a driver's problems that are kept for each condition. Further problems are
-only counted. Tenants choose the numbers of pods and claims, and a cluster has thousands of
-nodes."""
+"""Maximum number of a driver's problems to keep for each condition. Further problems are only
+counted. Tenants choose the numbers of pods and claims, and a cluster has thousands of nodes."""
 
 AT_ONCE = 250
-"""The number of objects after which other tasks can run. It takes a few milliseconds, even if the
-pools of nodes must be determined again after a change to slices."""
+"""How many objects to process before other tasks can run. They take a few milliseconds, even if the
+nodes' pools must be determined again after a change to slices."""
 
 NOT_FOUND = "NotFound"
-"""The reason if the cluster does not contain anything of a driver."""
+"""The condition reason if the cluster does not contain any objects of a driver."""
 
 _PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
 _REPORT = "kubectl describe nodedevicereport {node}.{driver}"
@@ -92,7 +92,7 @@ _REASONS: Mapping[str, tuple[str, str, str]] = {
     ),
     "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}", _DRAKIT),
 }
-"""For each reason: its condition, a sentence, and the command that helps unless the sentence
+"""For each reason: its condition, a sentence, and the command to investigate, unless the sentence
 contains it."""
 
 _POOL_REASONS = {
@@ -113,7 +113,7 @@ finds them if the removal could affect other objects."""
 
 
 class Problem(NamedTuple):
-    """A problem of a driver."""
+    """A problem with a driver."""
 
     reason: str
     driver: str
@@ -125,16 +125,17 @@ class Problem(NamedTuple):
     """The part of the message that is specific to this problem."""
 
     command: str = ""
-    """The arguments of the helpful ``kubectl drakit`` command."""
+    """The arguments of the ``kubectl drakit`` command in the message."""
 
     @property
     def condition(self) -> str:
-        """The affected condition: one of `CONDITIONS`."""
+        """The condition that the problem affects: one of `CONDITIONS`."""
         return _REASONS[self.reason][0]
 
     @property
     def message(self) -> str:
-        """A sentence with the command that helps. It does not change while the problem lasts."""
+        """A sentence with the command to investigate. It does not change while the problem
+        lasts."""
         _, sentence, command = _REASONS[self.reason]
         return (f"{sentence}; run '{command}'" if command else sentence).format(**self._asdict())
 
@@ -145,42 +146,42 @@ class DriverState:
 
     name: str
     desired: int = 0
-    """Nodes on which its plugin must run."""
+    """The number of nodes on which the driver's plugin must run."""
 
     registered: int = 0
-    """Desired nodes with evidence that the plugin is registered."""
+    """The number of desired nodes with evidence that the plugin is registered."""
 
     publishing: int = 0
     unavailable: set[str] = field(default_factory=set[str])
-    """Desired nodes on which the plugin is known to be unavailable."""
+    """The desired nodes on which the plugin is known to be unavailable."""
 
     unknown: bool = False
-    """Whether evidence about some registrations is missing, because slices are for several nodes,
-    or objects may not be listed."""
+    """Whether some registrations are unknown, because slices are for several nodes, or objects may
+    not be listed."""
 
     pools: int = 0
     incomplete: int = 0
     empty: int = 0
     stuck: int = 0
-    """Claims that the driver does not prepare or unprepare."""
+    """The number of claims that the driver fails to prepare or unprepare."""
 
     unreleased: int = 0
-    """Claims that hold its devices, but that no pod uses."""
+    """The number of claims that hold the driver's devices, but that no pod uses."""
 
     remains: Counter[str] = field(default_factory=Counter[str])
-    """The number of the driver's objects that may also exist while it is not installed, keyed by
+    """The number of the driver's objects that can remain after the driver is uninstalled, keyed by
     kind."""
 
     rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
-    """The DeviceTaintRules that its DeviceDriver owns."""
+    """The DeviceTaintRules that the driver's DeviceDriver owns."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     numbers: Counter[str] = field(default_factory=Counter[str])
     """The number of problems for each condition."""
 
     is_seen: bool = False
-    """Whether the cluster has an object of the driver, apart from its DeviceDriver, or may have one
-    that must not be listed."""
+    """Whether the cluster has an object of the driver in addition to its DeviceDriver, or may have
+    one that may not be listed."""
 
     def add(self, reason: str, subject: str = "", node: str = "", **words: str) -> None:
         problem = Problem(reason, self.name, subject, node, **words)
@@ -288,8 +289,8 @@ class _Drivers:
             row.add(reason, f"pool {pool.pool}", node, command=command)
 
     def _pods(self) -> Iterator[None]:
-        """Find the pods that wait for drivers without reports, because there is no other evidence
-        about these drivers."""
+        """Find the pods that are waiting for drivers without reports, because there is no other
+        evidence about these drivers."""
         reports = self._world.of(ReportFacts)
         for pod in list(self._world.of(PodFacts).values()):
             yield
@@ -363,7 +364,7 @@ class _Drivers:
         return "NotRegistered" if report.registration else ""
 
     def _leftovers(self, row: DriverState) -> None:
-        """Name the objects that remain of a driver that is no longer running."""
+        """Add the objects that remain of a driver that is no longer running."""
         reports = self._reports.get(row.name, {}).values()
         is_partial = self._hidden or bool(self._world.unreadable())
         row.is_seen = is_partial or bool(row.pools or row.desired or row.remains.total())

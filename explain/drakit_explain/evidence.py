@@ -1,10 +1,10 @@
 """
 The evidence about a pod from the kubelet, the container runtime and drivers: the states of its
-containers, its own message, and Events. For messages whose cause is known, the module has the
+containers, its own message, and Events. For messages with a known cause, the module also has the
 remedy.
 
-A pod passes the steps of its start in one order, and each of them can fail again. If there are
-several Events, the latest one is the reason.
+A pod goes through the steps of its start in a fixed order, and each step can fail again. Therefore,
+the latest Event contains the reason.
 
 Does not depend on clients, or on the devices of a pod.
 """
@@ -26,8 +26,8 @@ class Event:
     """An Event about an object."""
 
     time: str
-    """The time at which it last occurred, without a time zone. Some Events have fractions of a
-    second."""
+    """The time at which the Event last occurred, without a time zone. For some Events, it has
+    fractions of a second."""
 
     reason: str
     message: str
@@ -63,8 +63,8 @@ class Events:
         )
 
     def instead_of(self, advice: str, event: Event | None) -> str:
-        """Replace the advice to read an Event: return the Event if it is known. If the reader has
-        no permission, return advice on how to read it."""
+        """Return the Event instead of the advice to read it, if it is known. If the reader does not
+        have permission to read it, return advice on how to read it."""
         if event is not None:
             return str(event)
         if self.hidden:
@@ -109,18 +109,18 @@ QUOTED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
-    """A message from the kubelet or a container runtime whose cause is known."""
+    """A message from the kubelet or a container runtime, with its known cause."""
 
     pattern: re.Pattern[str]
     cause: str
-    """The cause as a clause. It can contain `node` and the groups of the pattern."""
+    """The cause as a clause. It can contain `node` and the pattern's groups as placeholders."""
 
     remedy: str
 
 
 _DEV = r"(?P<path>/dev/[^\s\":,]++)\S*+"
-"""The quantifiers are possessive, because tenants write the commands that messages quote, so a
-match must not backtrack."""
+"""The quantifiers are possessive to prevent backtracking, because tenants write the commands that
+messages quote."""
 
 _KNOWN = (
     _Known(
@@ -214,7 +214,7 @@ def known_cause(message: str, node: str) -> tuple[str, str]:
 
 
 RETRY_SECONDS = 30.0
-"""The time within which kubelets and runtimes retry, and drivers restore lost files."""
+"""The time in which kubelets and runtimes retry, and drivers restore lost files."""
 
 
 def _failure(code: Code, what: str, message: str, node: str) -> Finding:
@@ -252,7 +252,8 @@ def failed(pod: PodFacts) -> Finding:
 def failed_step(
     pod: PodFacts, claims: Sequence[ClaimFacts], events: Events, node: str
 ) -> Finding | None:
-    """Return the last failed step of a pod's start, with the driver's message if there is one."""
+    """Return a finding about the step of a pod's start that failed last, with the driver's message
+    if there is one."""
     step = events.latest([pod.uid], _STEPS)
     ends = [events.latest([each.uid], (PREPARE_FAILED, PREPARED)) for each in claims]
     failures = [end for end in ends if end is not None and end.reason == PREPARE_FAILED]
@@ -274,7 +275,8 @@ def failed_step(
 
 
 def renumbered(pod: PodFacts, claims: Sequence[ClaimFacts], events: Events) -> Iterator[Finding]:
-    """Return the devices whose numbers have changed since the containers of a pod started."""
+    """Return findings about the devices whose numbers have changed since a pod's containers
+    started."""
     for each in claims:
         event = events.latest([each.uid], (RENUMBERED,))
         if event is not None and pod.running_since and event.time > pod.running_since:

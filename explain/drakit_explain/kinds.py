@@ -1,6 +1,6 @@
 """
-The kinds whose objects explanations use: their known versions, how they are read, the assumptions
-about an unreadable object, and the parts of a result that depend on the kind.
+The kinds that explanations use: their known versions, how their objects are read, what is assumed
+about an unreadable object, and which parts of a result depend on the kind.
 
 The operator and `kubectl drakit` use the same table.
 """
@@ -63,32 +63,33 @@ def problem_of(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of object, with its names in paths and in sentences."""
+    """A kind of object, with its names in API paths and in sentences."""
 
     group: str = GROUP
     plural: str
     word: str
     type: type[Fact]
     project: Callable[[Object, str], Fact]
-    """Projects an object in a version. Raises one of UNREADABLE."""
+    """Projects an object in a version. Raises one of UNREADABLE if the object is malformed."""
 
     versions: tuple[str, ...] = VERSIONS
     """The versions that can be read, the preferred one first."""
 
     namespaced: bool = False
     required: bool = False
-    """Whether no cause is certain without the kind."""
+    """Whether every cause is uncertain without the kind."""
 
     effect: str
     """The part of a result that is missing without this kind. Empty if the result is only less
     exact."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The assumed content of an object that cannot be read. It does not allow any conclusion."""
+    """The content to assume for an object that cannot be read. It makes every result that depends
+    on the object uncertain."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a kind of drakit, which a cluster need not have."""
+        """Whether it is one of drakit's own kinds, which a cluster does not have to serve."""
         return self.group == crds.GROUP
 
     def __str__(self) -> str:
@@ -132,7 +133,8 @@ CLASSES = Kind(
     project=lambda body, _: project_class(body),
     required=True,
     effect="it is unknown which devices a class selects",
-    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL may match any device
+    # Without its CEL expression, a selector may match any device.
+    unknown={"spec": {"selectors": [{}]}},
 )
 SLICES = Kind(
     plural="resourceslices",

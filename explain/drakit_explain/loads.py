@@ -1,9 +1,9 @@
 """
-The requests of each node's pods, and the resources that are left for one more pod.
+Sums up the requests of each node's pods, and computes the resources that are left for one more pod.
 
-The requests of a pod are added up according to the scheduler's rules (KEP-753, KEP-2837). Only the
-resources of Kubernetes itself are included: cpu, memory, ephemeral-storage, hugepages and the
-number of pods. A DeviceClass may provide an extended resource that no node has.
+The requests of a pod are added up according to the scheduler's rules (KEP-753, KEP-2837). Only
+native resources are included: cpu, memory, ephemeral-storage, hugepages and the number of pods.
+Extended resources are not, because a DeviceClass may provide one that nodes do not list.
 
 For each pod, only its node, its priority and one sum are stored, because a cluster has thousands of
 pods.
@@ -23,19 +23,19 @@ from drakit_explain.model import NodeFacts
 from drakit_formats.resource.objects import Object, child, children, text
 
 Requests = tuple[tuple[str, int], ...]
-"""Amounts by resource, in billionths."""
+"""The requested amounts in billionths, as pairs of resource and amount."""
 
 MAX_RESOURCES = 32
-"""The maximum number of Kubernetes' own resources of a pod. A node has at most a handful of huge
-page sizes, but anyone can create a pod with thousands, on a node that does not exist."""
+"""Maximum number of a pod's native resources. A node has only a few huge page sizes, but anyone can
+create a pod with thousands, on a node that does not exist."""
 
 _ONE = 10**9
 _PER_POD = ("cpu", "memory", "hugepages-")
-"""Resources of which the pod as a whole can have an amount (API: ``spec.resources``)."""
+"""Resources for which the pod as a whole can have a request (API: ``spec.resources``)."""
 
 
 class Load(NamedTuple):
-    """The requests of one pod."""
+    """The requests of one pod on a node."""
 
     uid: str
     node: str
@@ -44,8 +44,8 @@ class Load(NamedTuple):
 
 
 def load_of_pod(body: Object) -> Load:
-    """Project a Pod that has a node. A pod with too many resources cannot run, and is treated as
-    using none."""
+    """Project a Pod that has a node. A pod with too many resources cannot run, so it is treated as
+    not using any."""
     spec = child(body, "spec")
     requests = requests_of_pod(spec)
     return Load(
@@ -60,7 +60,7 @@ def requests_of_pod(spec: Object) -> Requests:
     """
     Return the requests of a pod.
 
-    While a pod is resized, it may hold more than it requests. The node then has less left than
+    During a resize, a pod may hold more than it requests. The node then has less left than is
     computed here, so a reported shortage is still correct.
     """
     sidecars: dict[str, int] = {}
@@ -86,14 +86,14 @@ def requests_of_pod(spec: Object) -> Requests:
 
 
 class _Free(NamedTuple):
-    """The free resources of a node, for each priority of a pod."""
+    """The free resources of a node, keyed by pod priority."""
 
     node: NodeFacts
     by_priority: dict[int, Mapping[str, int]]
 
 
 class Loads:
-    """The sums for each node. Not thread-safe."""
+    """The sums of the pods' requests for each node. Not thread-safe."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Loads:
         nodes: Collection[str] | None = None,
     ) -> None:
         """
-        Create the sums without pods.
+        Create the sums without any pods.
 
         :param is_current: returns whether the loads are reliable now.
         :param nodes: the nodes whose pods are known. None means all nodes.
@@ -140,8 +140,8 @@ class Loads:
             self._count(old, -1)
 
     def replace(self, loads: Iterable[Load]) -> Iterator[None]:
-        """Process a complete list. Yield after each pod. Until the end, the old sums remain in
-        effect."""
+        """Process a complete list. Yield after each pod. Until the iteration ends, the old sums
+        remain in effect."""
         new = Loads()
         for load in loads:
             new.apply(load)
@@ -205,5 +205,6 @@ def _add(total: dict[str, int], amounts: Mapping[str, int]) -> None:
 
 @lru_cache(maxsize=4096)
 def _shared(requests: Requests) -> Requests:
-    """Return the first of all equal sums, because the pods of a Deployment share one."""
+    """Return the cached requests that equal these, so that the pods of a Deployment share one
+    object."""
     return requests

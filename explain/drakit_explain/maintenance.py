@@ -1,11 +1,11 @@
 """
-A DeviceMaintenance in a cluster: the devices that it selects, its DeviceTaintRules, and the claims
-and pods that still use the devices.
+Determines the devices that a DeviceMaintenance selects, its DeviceTaintRules, and the claims and
+pods that still use the devices.
 
 The operator uses the same results that ``kubectl drakit cordon`` and ``drain`` preview. Pods are
-found through claims, so they include those that request extended resources. A pod stays if its
-claim tolerates the taint, or has admin access: such claims do not prevent other claims from using
-the device.
+found through claims, so they include those that request extended resources. A pod is not evicted if
+its claim tolerates the taint, or has admin access, because such a claim does not prevent other
+claims from using the device.
 
 Does not depend on sessions or clocks.
 """
@@ -47,14 +47,14 @@ from drakit_explain.world import Name, Selection, World
 CORDON, DRAIN = "Cordon", "Drain"
 
 MAX_DEVICES = 64
-"""The maximum number of devices in one maintenance. Each has a DeviceTaintRule, which every
+"""Maximum number of devices in one maintenance. Each needs a DeviceTaintRule, which every
 scheduling decision reads."""
 
 MAX_NAMED = 3
-"""The maximum number of devices that a sentence names."""
+"""Maximum number of devices to name in a sentence."""
 
 MAX_MESSAGE = 1024
-"""The maximum length of a message about a blocker, which is the limit in the CRD."""
+"""Maximum length of a message about a blocker. It is the limit in the CRD."""
 
 NO_RULES = (
     "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (in "
@@ -70,7 +70,7 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 
 class RefusedError(Exception):
-    """A selection is rejected. The message is a sentence."""
+    """The selection of devices is rejected. The message is a sentence."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -85,8 +85,9 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
     Return the devices that a maintenance currently selects.
 
     :raises RefusedError: there are no such devices, or too many.
-    :raises NotEvaluatedError: a selector of the class has no result yet, or a pool is incomplete,
-        for example during an update. Its other devices would not be added later.
+    :raises NotEvaluatedError: a selector of the class has not been evaluated yet, or a pool is
+        incomplete, for example during an update. Devices that are missing now would not be added
+        later.
     """
     wanted, selection = maintenance.selection, None
     if not any(wanted):
@@ -127,8 +128,7 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
 
 
 def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
-    """Return the names of those devices in a slice that a node can use, among the devices in a
-    mask."""
+    """Yield the names of a slice's devices in the bitmask that a node can use."""
     for index in bits(matches & (1 << len(of.devices)) - 1):
         place = of.place
         if node and of.by_device:
@@ -147,7 +147,7 @@ def rule_of(
     owner: MaintenanceFacts | DriverFacts, device: DeviceID, *, api_version: str
 ) -> dict[str, Any]:
     """Return the DeviceTaintRule of a device. The garbage collector deletes it with its owner. The
-    rule names driver, pool and device, because otherwise it would taint other devices as well."""
+    rule specifies driver, pool and device, because it would otherwise also taint other devices."""
     key = MAINTENANCE if isinstance(owner, MaintenanceFacts) else UNAVAILABLE
     if not all(device):
         raise ValueError(f"{device} is not one device")
@@ -187,7 +187,8 @@ def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
     return [
         each
         for name, each in world.of(TaintRuleFacts).items()
-        if name.name.startswith(prefix)  # a cluster can have thousands of rules
+        # Compare names first, because a cluster can have thousands of rules.
+        if name.name.startswith(prefix)
         and _DIGEST.fullmatch(name.name, len(prefix))
         and (each.taint.key, each.taint.value) == taint
     ]
@@ -206,8 +207,8 @@ def is_tainted(
 
 
 def unsupported(devices: Collection[DeviceID], world: World) -> list[DeviceID]:
-    """Return the devices that only a DeviceTaintRule can taint, because no node plugin of drakit
-    publishes them."""
+    """Return the devices that only a DeviceTaintRule can taint, because drakit's node plugin does
+    not publish them."""
     return [each for each in devices if report_of_device(each, world) is None]
 
 
@@ -226,7 +227,7 @@ def named(devices: Collection[DeviceID]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """A claim that holds devices in maintenance, for one of its consumers."""
+    """A claim that holds devices in maintenance, and one of its consumers."""
 
     claim: ClaimFacts
     devices: tuple[DeviceID, ...]
@@ -245,7 +246,7 @@ class Use:
 
     def blocker(self, said: str = "") -> dict[str, str]:
         """
-        Return the consumer that must still release the devices, in the form of the status.
+        Return the consumer that must still release the devices, as an entry of the status.
 
         :param said: the result of the pod's eviction.
         """
@@ -266,8 +267,8 @@ class Use:
 
 
 def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: World) -> list[Use]:
-    """Return the consumers that must release devices before they are drained, sorted by namespace
-    and name."""
+    """Return the consumers that must release their devices to complete the drain, sorted by
+    namespace and name."""
     claims: dict[str, ClaimFacts] = {}
     held: dict[str, list[DeviceID]] = {}
     taint = _taint(maintenance)

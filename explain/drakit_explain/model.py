@@ -1,6 +1,6 @@
 """
-The facts of a cluster that explain a pending claim, or that the status of a HostDevicePolicy needs:
-small frozen types instead of raw objects.
+The facts of a cluster that are needed to explain a pending claim, or for the status of a
+HostDevicePolicy, as small frozen types instead of raw objects.
 
 They contain a small part of each object, because the operator stores one for every claim and device
 of the cluster. :mod:`.projection` reads them from JSON.
@@ -20,22 +20,22 @@ from drakit_formats.resource.nodes import NodeSelector
 from drakit_formats.resource.objects import Object
 
 _VALUES_PER_STEP = 32
-"""The number of values of a requirement that take as long to compare as the rest of it, about a
-microsecond."""
+"""How many of a requirement's values take as long to compare as the rest of the requirement, about
+a microsecond."""
 
 LOWEST_PRIORITY = -(2**31)
 """The lowest priority of a pod. With it, the requests of all other pods are included."""
 
 
 class PoolID(NamedTuple):
-    """A pool, as the two names that make it unique in a cluster."""
+    """Identifies a pool in a cluster, by its driver and name."""
 
     driver: str
     pool: str
 
 
 class DeviceID(NamedTuple):
-    """A device, as the three names that make it unique in a cluster."""
+    """Identifies a device in a cluster, by its driver, pool and name."""
 
     driver: str
     pool: str
@@ -48,7 +48,7 @@ class DeviceID(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """The object that an Event regards."""
+    """A reference to the object that an Event is about."""
 
     kind: str
     name: str
@@ -70,7 +70,7 @@ class ObjectReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identified:
-    """An object of the API."""
+    """An API object with its identity."""
 
     kind: ClassVar[str] = ""
     api_version: ClassVar[str] = "resource.k8s.io/v1"
@@ -79,7 +79,8 @@ class Identified:
 
     @property
     def in_namespace(self) -> str:
-        """The object's namespace, as part of a phrase. Empty for cluster-scoped objects."""
+        """The namespace as a phrase in a sentence about the object. Empty for cluster-scoped
+        objects."""
         return ""
 
     @property
@@ -100,24 +101,25 @@ class Namespaced(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodClaim:
-    """A claim of a pod: either named, or created for the pod from a template."""
+    """A pod's claim: either an existing one, or one that is created for the pod from a template."""
 
     name: str
-    """The name of the entry in the pod (API: ``spec.resourceClaims[].name``)."""
+    """The name of the pod's entry for the claim (API: ``spec.resourceClaims[].name``)."""
 
     claim: str | None = None
     template: str | None = None
     generated: str | None = None
-    """The claim that was created from the template. None until it is created."""
+    """The name of the claim that was created from the template. None until it is created."""
 
     needless: bool = False
-    """Whether the template's claim is not needed (the status does not contain a claim name)."""
+    """Whether a claim is not needed for the template, in which case the pod's status has the entry
+    without a claim name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """A toleration, with which a device can be allocated, or a pod can run on a node, despite a
-    taint. An empty key or effect means all keys or effects."""
+    """A toleration: it allows a device to be allocated, or a pod to run on a node, despite a taint.
+    An empty key or effect matches all keys or effects."""
 
     key: str = ""
     operator: str = "Equal"
@@ -129,8 +131,8 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """The rules for the nodes on which a pod may run, apart from devices. Pods of a Deployment
-    share one object."""
+    """A pod's rules for nodes, apart from its devices. The pods of a Deployment share one Placement
+    object."""
 
     node_selector: tuple[tuple[str, str], ...] = ()
     affinity: NodeSelector | None = None
@@ -138,8 +140,8 @@ class Placement:
 
     tolerations: tuple[Toleration, ...] = ()
     unread: str = ""
-    """The reason why the content is missing, so that no node is certain. Empty if the content is
-    present."""
+    """The reason why the content is missing, in which case it is uncertain whether the pod can use
+    a node. Empty if the content is present."""
 
     @property
     def steps(self) -> int:
@@ -158,7 +160,7 @@ class Placement:
 
 
 class ContainerProblem(NamedTuple):
-    """A container of a pod that does not run, although it should."""
+    """A pod's container that is not running although it should be."""
 
     container: str
     reason: str
@@ -168,7 +170,7 @@ class ContainerProblem(NamedTuple):
 
 
 class ExtendedRequest(NamedTuple):
-    """Extended resources that a container of a pod requests, and their number."""
+    """An extended resource that a pod's container requests, and its amount."""
 
     container: str
     resource: str
@@ -195,8 +197,8 @@ class NodeFacts(Identified):
     """The container runtime and its version, such as ``containerd://2.1.4``."""
 
     declared: tuple[str, ...] = ()
-    """The field ``declaredFeatures``. The allocator compares these features with those that a slice
-    needs."""
+    """The field ``declaredFeatures``. The allocator compares these features with those that a
+    device requires."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +209,8 @@ class TaintRuleFacts(Identified):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    """The device. Driver, pool and device are conditions of the rule unless they are empty."""
+    """The name of the device. Driver, pool and device are conditions of the rule, unless they are
+    empty."""
 
     owner: str = ""
     """The UID of the owner that controls the rule, such as a DeviceDriver."""
@@ -222,7 +225,8 @@ class TaintRuleFacts(Identified):
 
     @property
     def adds_taints(self) -> bool:
-        """Whether the rule taints devices for the scheduler, in a form that this version knows."""
+        """Whether the rule adds taints that matter to the scheduler, and this version can evaluate
+        the rule."""
         return self.selective and not self.unsupported and self.taint.effect in PREVENTING
 
     def selects(self, device: DeviceID) -> bool:
@@ -247,17 +251,17 @@ class PodFacts(Namespaced):
 
     gates: tuple[str, ...] = ()
     scheduler: str = ""
-    """The name of a scheduler that is not Kubernetes' own."""
+    """The name of the pod's scheduler, if it is not the default one."""
 
     group: str = ""
-    """The PodGroup with which the pod is scheduled."""
+    """The PodGroup to which the pod belongs."""
 
     health: tuple[tuple[str, str], ...] = ()
     """Messages about unhealthy devices, keyed by ``claim:NAME/REQUEST``. NAME is the name of the
     claim's entry in the pod (API: ``allocatedResourcesStatus``)."""
 
     unchecked: tuple[str, ...] = ()
-    """The scheduler's rules that exclude nodes but that drakit does not check, as phrases."""
+    """The pod's rules that can exclude nodes but that drakit does not check, as phrases."""
 
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
@@ -275,14 +279,14 @@ class PodFacts(Namespaced):
     """The pod's own reason and message, such as UnexpectedAdmissionError."""
 
     disruption: str = ""
-    """The reason in the condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
+    """The reason of the condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
 
     scheduling_message: str = ""
     """The scheduler's message in the condition PodScheduled."""
 
     tried: bool = True
-    """Whether the pod has the condition PodScheduled, which a scheduler or a scheduling gate
-    sets."""
+    """Whether the pod has the condition PodScheduled, which is set after a scheduling attempt or
+    for a scheduling gate."""
 
     nominated: str = ""
     """The node on which other pods are preempted for this one."""
@@ -306,13 +310,13 @@ class PodFacts(Namespaced):
 
     @property
     def displaces(self) -> int:
-        """The priority below which the scheduler preempts other pods for this one."""
+        """The scheduler preempts pods whose priority is lower than this for the pod."""
         return self.priority if self.preempts else LOWEST_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request of a claim, or one of the alternatives in a prioritized list."""
+    """A request of a claim, or one alternative in a prioritized list."""
 
     name: str
     device_class: str
@@ -325,7 +329,7 @@ class Request:
     admin_access: bool = False
     tolerations: tuple[Toleration, ...] = ()
     capacity: tuple[Amount, ...] = ()
-    """The amounts that each device must have left (API: ``capacity.requests``), sorted by name."""
+    """The capacity that each device must have left (API: ``capacity.requests``), sorted by name."""
 
     alternatives: tuple[Request, ...] = ()
     """The alternatives (API: ``firstAvailable``). If there are any, one of them is allocated, and
@@ -345,20 +349,21 @@ class Request:
 
 
 def exact_of(requests: Iterable[Request]) -> list[Request]:
-    """Return requests, with their alternatives instead of prioritized lists."""
+    """Return the requests, with each prioritized list replaced by its alternatives."""
     return [exact for each in requests for exact in each.alternatives or (each,)]
 
 
 def exact_requests(request: Request) -> list[tuple[str, Request]]:
-    """Return a request, or its alternatives, each with its full name."""
+    """Return the request, or its alternatives if it has any, each with its full name
+    (``request/alternative``)."""
     if not request.alternatives:
         return [(request.name, request)]
     return [(f"{request.name}/{each.name}", each) for each in request.alternatives]
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
-    """Return requests that contain only names, classes and numbers. No verdict about them is
-    certain."""
+    """Return the requests with only their names, classes and counts, so that every verdict about
+    them is uncertain."""
     return tuple(
         Request(
             name=each.name,
@@ -374,8 +379,8 @@ def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, .
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """An attribute whose values must be either equal or distinct for the devices of some
-    requests."""
+    """A constraint that the values of an attribute must be either equal or distinct for the devices
+    of some requests."""
 
     attribute: str
     """The full name, ``domain/identifier``. Empty if this version does not know the constraint."""
@@ -385,7 +390,8 @@ class Constraint:
     (``matchAttribute``)."""
 
     requests: tuple[str, ...] = ()
-    """Names such as ``request`` or ``request/subrequest``. Empty means all requests."""
+    """The names of the requests, such as ``request`` or ``request/subrequest``. Empty means all
+    requests."""
 
     extra: bytes = b""
     """The same as :attr:`Request.extra`."""
@@ -397,19 +403,20 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of a device. Other claims may have the other parts."""
+    """A claim's share of a device. Other claims may have other shares of it."""
 
     device: DeviceID
     consumed: tuple[Amount, ...] = ()
-    """The amounts, with their names in the slice."""
+    """The consumed amount of each capacity, under the capacity's name in the ResourceSlice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One allocated device. Admin access and shares are included (API: ``results[]``)."""
+    """One allocated device (API: ``results[]``). Devices with admin access and shares of devices
+    are included."""
 
     request: str
-    """The name, such as ``request`` or ``request/subrequest``."""
+    """The name of the request, such as ``request`` or ``request/subrequest``."""
 
     device: DeviceID
     tolerations: tuple[Toleration, ...] = ()
@@ -441,8 +448,8 @@ class ClaimFacts(Namespaced):
     constraints: tuple[Constraint, ...] = ()
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
-    """The devices that the allocation holds exclusively. Devices with admin access and in `shares`
-    are not included."""
+    """The devices that the allocation holds exclusively. Devices with admin access, and devices in
+    `shares`, are not included."""
 
     shares: tuple[Share, ...] = ()
     """The claim's shares of devices. A device may occur more than once."""
@@ -474,7 +481,7 @@ class ClaimFacts(Namespaced):
 
     @property
     def held_by(self) -> tuple[str, ...]:
-        """The finalizers that delay the deletion of the claim, except for Kubernetes' own."""
+        """The finalizers that delay the deletion of the claim, except for Kubernetes' own one."""
         others = (each for each in self.finalizers if each != DELETE_PROTECTION)
         return tuple(others) if self.deleting else ()
 
@@ -500,7 +507,7 @@ class ClassFacts(Identified):
 
     created: str = ""
     """The field ``creationTimestamp``. If several classes have the same extended resource, the
-    youngest applies."""
+    newest one applies."""
 
     owner: str = ""
     """The UID of the owner that controls the class, such as a HostDevicePolicy."""
@@ -514,14 +521,14 @@ class NamespaceFacts(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuotaFacts(Namespaced):
-    """A ResourceQuota without scopes. Quotas with scopes are for pods, and do not limit claims."""
+    """A ResourceQuota without scopes. Quotas with scopes apply to pods, and do not limit claims."""
 
     hard: tuple[Amount, ...] = ()
     used: tuple[Amount, ...] = ()
 
 
 PREVENTING = ("NoSchedule", "NoExecute")
-"""The effects of taints that the scheduler obeys. It ignores all others."""
+"""The taint effects that the scheduler respects. It ignores all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -544,8 +551,8 @@ class SliceFacts(Identified):
     """The devices. The constructor also accepts a tuple of DeviceFacts."""
 
     unread: bool = False
-    """Whether the devices exceed the memory limit of their node, so that the slice may contain any
-    devices."""
+    """Whether the devices were dropped because they exceed the memory limit of their node, so that
+    the slice may contain any devices."""
 
     counter_sets: tuple[CounterSetFacts, ...] = ()
     raw: bytes = b""
@@ -565,7 +572,7 @@ class SliceFacts(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts(Identified):
-    """The parts of a HostDevicePolicy that its DeviceClass and its status need."""
+    """The parts of a HostDevicePolicy that are needed for its DeviceClass and status."""
 
     kind = "HostDevicePolicy"
     api_version = crds.API_VERSION
@@ -597,7 +604,7 @@ class PolicyFacts(Identified):
 
 
 class DeviceSelection(NamedTuple):
-    """The names that devices must have. An empty name matches all."""
+    """The driver, pool and device names to select. An empty name matches all."""
 
     driver: str = ""
     pool: str = ""
@@ -622,10 +629,10 @@ class MaintenanceFacts(Identified):
     mode: str = ""
     reason: str = ""
     start: float = 0.0
-    """The time at which it starts, in seconds since 1970."""
+    """The time at which the maintenance starts, in seconds since 1970."""
 
     end: float = float("inf")
-    """The time at which it ends, unless it is deleted earlier."""
+    """The time at which the maintenance ends, unless it is deleted earlier."""
 
     limit_seconds: float = float("inf")
     """The time limit for evicting pods, in seconds."""
@@ -652,14 +659,14 @@ class DriverFacts(Identified):
     api_version = crds.API_VERSION
     generation: int = 0
     version: str = ""
-    """The version of the driver, as set by the author of the object."""
+    """The version of the driver, as set by the author of the DeviceDriver."""
 
     node_selector: Object | None = None
     """A raw LabelSelector."""
 
     taint_after_seconds: int | None = None
-    """How long its plugin must be unavailable before its devices are tainted, in seconds. None
-    means never."""
+    """How long the driver's plugin must be unavailable before its devices are tainted, in seconds.
+    None means never."""
 
     is_generated: bool = False
     """Whether the operator created the object, and nobody has set its spec."""
@@ -678,7 +685,7 @@ class DeviceConflict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyReport:
-    """The result of a policy on one node."""
+    """A policy's result on one node."""
 
     name: str
     uid: str
@@ -686,7 +693,7 @@ class PolicyReport:
     matched: int
     published: int
     generation: int = 0
-    """The generation that is in effect. 0 if no generation is."""
+    """The generation that is in effect. 0 if no generation is in effect."""
 
     problem: str = ""
     in_use: int = 0
@@ -700,7 +707,7 @@ class PolicyReport:
     """The number of devices that the policy matches, but that are not published."""
 
     rejected_example: str = ""
-    """One of the rejected devices, and the reason."""
+    """An example of a rejected device, with the reason."""
 
 
 class DeviceWords(NamedTuple):
@@ -726,13 +733,13 @@ class ReportFacts(Identified):
     driver: str
     policies: tuple[PolicyReport, ...] = ()
     policies_omitted: bool = False
-    """Whether the report omits policies: some that have neither a problem nor devices."""
+    """Whether the report omits some policies, which have neither a problem nor devices."""
 
     refused: str = ""
     """The reason why the driver rejected its policies."""
 
     published: int = 0
-    """The number of devices in its slices."""
+    """The number of devices in the driver's slices."""
 
     updated: float = 0.0
     """The time at which the report was written, in seconds since 1970. 0 if unknown."""
@@ -741,13 +748,13 @@ class ReportFacts(Identified):
     """Whether the operator has found that the node plugin is gone."""
 
     registration: str = ""
-    """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
+    """If the driver is not registered with the kubelet, its state and the kubelet's message."""
 
     stopped: str = ""
-    """The reason why its endpoint is not running."""
+    """The reason why the driver's endpoint is not running."""
 
     progress: str = ""
-    """The reason why claims make no progress: calls that the driver has not completed, or stuck
+    """The reason why claims do not make progress: calls that the driver has not completed, or stuck
     claims."""
 
     stuck: int = 0
@@ -761,8 +768,8 @@ class ReportFacts(Identified):
     """The number of devices that are not published."""
 
     rejected_example: str = ""
-    """One of the rejected devices, and the reason."""
+    """An example of a rejected device, with the reason."""
 
     faulty_example: str = ""
-    """One of the rejected devices that violate a rule of the API, and the reason. Empty if there is
-    none."""
+    """An example of a rejected device that violates a rule of the API, with the reason. Empty if
+    there is no such device."""

@@ -1,11 +1,11 @@
 """
-The nodes that a pod can use, regardless of free devices, and the reasons why it cannot use the
-others, according to the rules of the scheduler's own filters.
+Determines which nodes a pod can use, regardless of free devices, and why it cannot use the others,
+according to the rules of the scheduler's filters.
 
-The module covers node selector and required affinity, taints, cordons and resources, including the
-resources that other pods leave on each node, and the nodes of allocated claims. It does not cover
-rules that depend on other pods (affinity between pods, topology spread, ports, volumes). Results
-are cached for pods with equal rules.
+The module covers the node selector, required node affinity, taints, cordons, the resources that
+other pods leave on each node, and the nodes of allocated claims. It does not cover rules that
+depend on other pods (affinity between pods, topology spread, ports, volumes). Results are cached
+for pods with equal rules.
 
 Does not depend on clients.
 """
@@ -45,15 +45,16 @@ class NodeProblem(Enum):
     CORDONED = "cordoned"
     RESOURCES = "resources"
     CLAIM = "claim"
-    """A claim of the pod is allocated for other nodes."""
+    """One of the pod's claims is allocated for other nodes."""
 
 
 class Unusable(NamedTuple):
-    """A problem, and the taint or resource that causes it."""
+    """The reason why a pod cannot use a node: a problem, and the taint or resource that causes
+    it."""
 
     problem: NodeProblem
     detail: str = ""
-    """For a taint, the ``key`` or ``key=value``."""
+    """The name of the resource, or ``key`` or ``key=value`` of the taint."""
 
 
 def is_condition(taint: str) -> bool:
@@ -63,7 +64,7 @@ def is_condition(taint: str) -> bool:
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
-    """Return the first reason why a pod cannot run on a node, regardless of its requests, or
+    """Return the first reason why a pod cannot run on a node, regardless of the pod's requests, or
     None."""
     if not _selected(placement, node):
         return Unusable(NodeProblem.SELECTOR)
@@ -80,13 +81,14 @@ def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
 def resolved(
     problem: Unusable, placement: Placement, node: NodeFacts
 ) -> tuple[Placement, NodeFacts]:
-    """Return a placement and a node as they would be after one problem between them is resolved."""
+    """Return a placement and a node as they would be after one problem is resolved."""
     match problem.problem:
         case NodeProblem.SELECTOR:
             return replace(placement, node_selector=(), affinity=None), node
         case NodeProblem.TAINT:
             key = problem.detail.partition("=")[0]
-            if is_condition(key):  # the taint must not be tolerated, because the node must recover
+            # Remove the taint instead of tolerating it, because the node must recover.
+            if is_condition(key):
                 taints = tuple(each for each in node.taints if each.key != key)
                 return placement, replace(node, taints=taints)
             added = Toleration(key=key, operator="Exists")
@@ -99,7 +101,7 @@ def resolved(
 
 
 def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
-    """Return the first resource of which a node has less left than a pod requests, or None."""
+    """Return the first resource that a node has less of than a pod requests, or None."""
     for resource, amount in requests:
         if amount and amount > free.get(resource, 0):
             return Unusable(NodeProblem.RESOURCES, _ROOM if resource == "pods" else resource)
@@ -108,7 +110,7 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
 
 _ROOM = "room for pods"
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""The domains of taints that Kubernetes sets while a node has a problem."""
+"""The prefixes of the taints that Kubernetes sets while a node has a problem."""
 
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -129,8 +131,8 @@ def _tolerated(taint: TaintFacts, tolerations: tuple[Toleration, ...]) -> bool:
 # ---------------------------------------------------------------- all nodes
 
 MAX_RULES = 32
-"""The maximum number of distinct rules of pods for which the nodes are cached. Each takes up to 1
-MiB with 5,000 nodes. The least recently used are dropped first."""
+"""Maximum number of distinct sets of pod rules to cache the nodes for. With 5,000 nodes, each takes
+up to 1 MiB. The least recently used are dropped first."""
 
 Nodes = Mapping[str, Unusable | None]
 """All nodes, keyed by name, each with the reason why a pod cannot use it."""
@@ -150,8 +152,8 @@ class UsableNodes:
         self._with_room: dict[object, Nodes] = {}
 
     def of(self, pod: PodFacts, allocated: Sequence[ClaimFacts], budget: Budget) -> Nodes:
-        """Return each node with the reason why a pod with these allocated claims cannot use it, or
-        None."""
+        """Return all nodes, each with the reason why a pod with these allocated claims cannot use
+        it, or None."""
         self._refresh()
         nodes = self._room(pod, budget)
         restricted = [claim for claim in allocated if claim.nodes is not None]
@@ -167,8 +169,8 @@ class UsableNodes:
         """
         Return whether a node that a pod can use has room for the pod without preemption.
 
-        The result is False while that is temporarily unknown, and True if the caller never provides
-        loads.
+        The result is False while the loads are temporarily unknown, and True if the caller never
+        provides loads.
         """
         if self._world.loads is not None and self._loads is None:
             return False
@@ -177,7 +179,7 @@ class UsableNodes:
     def after(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str, budget: Budget
     ) -> bool:
-        """Return whether a pod could use a node if the current obstacle were removed."""
+        """Return whether a pod could use a node if the node's current problem were resolved."""
         problem, node = self.of(pod, allocated, budget)[name], self._world.node(name)
         if node is None or problem is None:
             return False
@@ -233,8 +235,8 @@ class UsableNodes:
         return _used(self._by_rules, pod.placement, find)
 
     def _too_small(self, pod: PodFacts, name: str, *, priority: int) -> Unusable | None:
-        """Return the resource that a node lacks for pods of this priority. None if it is
-        unknown."""
+        """Return the resource that a node lacks for a pod of this priority. None if no resource is
+        known to be lacking."""
         node, loads = self._world.node(name), self._world.loads
         if node is None or loads is None or self._loads is None or not loads.knows(name):
             return None

@@ -1,9 +1,9 @@
 """
-Checks the opaque parameters of claims, templates and DeviceClasses against the schemas of drivers.
+Checks the opaque parameters of claims, templates and DeviceClasses against the drivers' schemas.
 
 A DeviceDriver has a schema for each ``apiVersion`` of the parameters. The configs of a DeviceClass
-and of a claim are merged before the driver reads them, so each of them by itself may lack required
-keys. The driver itself checks the merged parameters when it prepares a claim.
+and a claim are merged before the driver reads them, so each by itself may lack required keys. The
+driver itself checks the merged parameters when it prepares a claim.
 
 Does not depend on clients.
 """
@@ -31,11 +31,11 @@ class DriverSchemas:
 
     driver: str
     versions: Mapping[str, JsonSchema] = field(default_factory=dict[str, JsonSchema])
-    """The schemas, keyed by ``apiVersion``. The empty string stands for parameters without
+    """The schemas, keyed by ``apiVersion``. The empty string is the key for parameters without
     apiVersion and kind."""
 
     problems: tuple[str, ...] = ()
-    """The problems of malformed schemas, which are not used for checks."""
+    """The problems with malformed schemas, which are not used for checks."""
 
 
 def schemas_of(device_driver: Object) -> DriverSchemas:
@@ -51,7 +51,7 @@ def schemas_of(device_driver: Object) -> DriverSchemas:
 
 def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> Iterator[str]:
     """
-    Yield the problems of the opaque parameters in an object, as one sentence for each config.
+    Yield the problems with the opaque parameters in an object, as one sentence for each config.
 
     :param body: a ResourceClaim, ResourceClaimTemplate or DeviceClass in the version v1, v1beta2 or
         v1beta1, which have the same configs.
@@ -77,7 +77,7 @@ def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> It
 
 def _of_config(parameters: Any, known: DriverSchemas, max_steps: int) -> str:
     version = _version_of(parameters)
-    if list(known.versions) == [""]:  # the key may be one of the driver's own
+    if list(known.versions) == [""]:  # apiVersion and kind may be the driver's own keys
         version = ""
     schema = known.versions.get(version)
     if schema is None:

@@ -1,16 +1,16 @@
 """
-Explains why a pod is pending: the result that the scheduler would get, and a sentence with the
-problem and the remedy.
+Explains why a pod is pending. Returns the result that the scheduler would get, and a sentence with
+the problem and the remedy.
 
 Nodes that the pod cannot use are excluded first (:mod:`.nodes`). Kubernetes' allocator checks the
-others (:mod:`.queries`). If it finds devices on a node, no reason is returned, because the pod
-waits for something else. Otherwise, :mod:`.shortage` identifies the cause. If requested,
-:mod:`.remedies` proves which change would be enough, which takes longer than the rest. Both have a
-budget (:mod:`.budget`), and both raise :class:`.QueriesPendingError` until the queries that they
+others (:mod:`.queries`). If it finds devices on a node, no reason is returned, because the pod is
+waiting for something else. Otherwise, :mod:`.shortage` identifies the cause. If requested,
+:mod:`.remedies` proves which change would be enough, which takes longer than the rest. Both steps
+have a budget (:mod:`.budget`), and raise :class:`.QueriesPendingError` until the queries that they
 planned have results.
 
-The same situation results in the same sentence (no time, no counter of attempts), so that Events
-can be deduplicated. Facts that cannot be evaluated are reported as unknown, instead of guessed.
+The same situation results in the same sentence (without a time or a number of attempts), so that
+Events can be deduplicated. Facts that cannot be evaluated are reported as unknown.
 
 Does not depend on Kubernetes clients, clocks, or earlier reports.
 """
@@ -78,8 +78,8 @@ from drakit_explain.wording import lacks
 from drakit_explain.world import World
 
 MAX_KEPT = 64
-"""The maximum number of requests with cached counts, and of pods with cached results: about 0.5 MiB
-each in a cluster of 2,000 nodes. The least recently used are dropped first."""
+"""Maximum number of requests with cached counts, and of pods with cached results. Each entry takes
+about 0.5 MiB in a cluster of 2,000 nodes. The least recently used are dropped first."""
 
 
 _MAY_END = {Code.DEVICES_ALLOCATED, Code.DEVICES_TAINTED}
@@ -106,8 +106,8 @@ class Verdict(StrEnum):
     """The scheduler cannot bind the pod, because of its claims."""
 
     FITS = "fits"
-    """Devices for the pod are available. If it stays pending, its claims are not the cause. Any
-    reasons are about its start."""
+    """Devices for the pod are available. If the pod stays pending, its claims are not the cause.
+    Any reasons are about how it would start on the node."""
 
     UNDECIDED = "undecided"
     """A fact could not be evaluated, or the explanation has used its budget."""
@@ -118,7 +118,7 @@ class ClaimReport:
     """A claim of the pod, as the scheduler sees it."""
 
     origin: str
-    """``claim "name"`` or ``claim template "name"``."""
+    """The origin of the claim: ``claim "name"`` or ``claim template "name"``."""
 
     claim: str | None
     allocated: bool
@@ -132,32 +132,31 @@ class Explanation:
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     claim_reasons: tuple[Reason, ...] = ()
-    """The `reasons` that concern only one claim, in sentences about the claim."""
+    """Those of the `reasons` that affect only one claim, as sentences about the claim."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
     """All nodes, each with the reason why the pod cannot use it, apart from devices."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
-    """Searches for `remedy`. It must be called for the first time before the next change to the
-    world."""
+    """Searches for the `remedy`. It must first be called before the next change to the world."""
 
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> str:
-        """Changes, each of which is proven to be enough by itself, as a clause. Empty if there are
-        none."""
+        """The changes that would make the pod fit, as a clause. Each is proven to be enough by
+        itself. Empty if there are none."""
         return self.find_remedy()
 
 
 PODS_AT_ONCE = 200
-"""The number of pods after which other tasks can run: a few milliseconds."""
+"""How many pods to process before other tasks can run, which takes a few milliseconds."""
 
 
 def waits(pod: PodFacts) -> bool:
-    """Return whether the scheduler searches for a node for the pod."""
+    """Return whether the scheduler is searching for a node for the pod."""
     return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
 
 
@@ -186,8 +185,8 @@ def searching(pod: PodFacts, world: World) -> PodFacts | None:
     """
     Return the pod for which devices are searched, or None.
 
-    It is the pod itself while it is waiting. If a device of the pod is gone, it is the pod that its
-    controller would create as a replacement.
+    While a pod is waiting, it is the pod itself. If one of the pod's devices is gone, it is the pod
+    that the controller would create as a replacement.
     """
     if waits(pod):
         return pod
@@ -210,7 +209,7 @@ class _Result:
     key: object
     judged: Judged
     left: int
-    """The number of steps that remain in the budget."""
+    """The number of steps that were left in the budget."""
 
     remedy: str | None = None
     never: list[Finding] | None = None
@@ -224,8 +223,8 @@ class Explainer:
         """
         Explain pods of a world.
 
-        :param name_all_holders: whether to name claims of other namespaces as well. Reasons appear
-            in Events that the pod's owner reads, so by default, such claims are only counted.
+        :param name_all_holders: whether to also name claims in other namespaces. Reasons appear in
+            Events that the pod's owner reads, so by default, such claims are only counted.
         """
         self._world = world
         self.verdicts: Verdicts = Verdicts(world)
@@ -234,8 +233,8 @@ class Explainer:
         self._analyses: dict[Request, Analysis] = {}
         self._revisions: tuple[int, int, int | None, int] = (-1, -1, None, 0)
         self._results: dict[int, _Result] = {}
-        """The results, keyed by the hash of the key. The hash is computed only once, because it
-        takes longest."""
+        """The results, keyed by the hash of the key. The hash is computed only once, because that
+        takes the longest."""
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
@@ -268,7 +267,7 @@ class Explainer:
         """
         Return the reasons why a pod's claims are not allocated, or cannot be used on its node.
 
-        :param settled: whether the pod has not changed for some time. Then, a state that is normal
+        :param settled: whether the pod has not changed for some time. If so, a state that is normal
             for a short time is a problem.
         :param events: the Events about the pod and its claims, if they are known.
 
@@ -342,7 +341,7 @@ class Explainer:
         settled: bool = False,
         events: Events = NO_EVENTS,
     ) -> Explanation:
-        """Explain a pod, and run all queries with a function. This may take seconds."""
+        """Explain a pod, and use `answer` to run all queries. This may take seconds."""
         explain = partial(self.explain, pod, settled=settled, events=events)
         found = answered(self.verdicts, explain, answer)
         find_remedy = partial(answered, self.verdicts, found.find_remedy, answer)
@@ -355,8 +354,8 @@ class Explainer:
         allocated: Sequence[ClaimFacts],
         judged: Judged | None = None,
     ) -> tuple[Reason, ...]:
-        """Return the reasons why a pod that fits on a node cannot start there, although the
-        scheduler does not know about them."""
+        """Return the reasons why a pod that fits on a node could not start there, because drivers
+        are not registered. The scheduler does not know these reasons."""
         drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
         if judged is not None:
             drivers |= dict.fromkeys(sorted(judged.answers[node].drivers))
@@ -379,7 +378,7 @@ class Explainer:
     def _elsewhere(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes
     ) -> Iterator[Finding]:
-        """Return the claims that other pods use on nodes on which this pod cannot run."""
+        """Return findings about claims that other pods use on nodes where this pod cannot run."""
         if not self._world.of(NodeFacts) or any(problem is None for problem in nodes.values()):
             return
         for claim in allocated:
@@ -486,7 +485,8 @@ class Explainer:
                 or _uncertain(trial)
             ):
                 return _undecided(unknown, reports, nodes)
-        trial.budget.spend()  # raises an error if the reports are not complete
+        # Raises an error if the budget was used up, because then the reports are incomplete.
+        trial.budget.spend()
         findings = findings_of_shortage(
             trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
@@ -501,8 +501,8 @@ class Explainer:
         )
 
     def _with_never(self, findings: list[Finding], trial: Trial, result: _Result) -> list[Finding]:
-        """Return findings about devices that are held or tainted, after findings that would remain
-        if the devices were free."""
+        """Return the findings, but if they are only about held or tainted devices, put those first
+        that would remain if the devices were free."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
         unnamed = trial.unnamed()
         if not lasting and result.never is None:
@@ -593,7 +593,7 @@ class Explainer:
         )
 
     def _of_template(self, pod: PodFacts, finding: Finding) -> Cause | None:
-        """Return the shared cause of a template's pods, such as a missing class."""
+        """Return the cause that the pods of a template share, such as a missing class."""
         if not pod.claims or not all(each.template for each in pod.claims):
             return None
         template = self._world.template(pod.namespace, pod.claims[0].template or "")
@@ -624,8 +624,8 @@ def _undecided(unknown: Sequence[str], reports: Sequence[ClaimReport], nodes: No
 
 
 def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> list[str]:
-    """Return the claims that exclude nodes although no other pod uses them. They may be
-    deallocated."""
+    """Describe the claims that exclude nodes even though no other pod uses them. The scheduler may
+    deallocate them."""
     excluding = {
         problem.detail
         for problem in nodes.values()
@@ -640,8 +640,8 @@ def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> lis
 
 
 def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
-    """Return the reasons why the scheduler may never encounter a fatal error: other filters run
-    before that of DRA."""
+    """Return the reasons why the scheduler may not encounter a fatal error, because other filters
+    run before the DRA plugin's filter."""
     first, number = next(iter(judged.fatal)), len(judged.fatal)
     more = f" and {number - 1} more" if number > 1 else ""
     why = ", ".join(pod.unchecked)
@@ -649,7 +649,7 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
 
 
 def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
-    """Return the reasons why nodes have no result, and the findings from the counts."""
+    """Return the reasons why nodes do not have a result, and the findings from the counts."""
     if undecided := [each.text for each in judged.answers.values() if each.undecided]:
         return [undecided[0], *counted]
     if judged.unjudged:
@@ -660,14 +660,14 @@ def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
 
 
 def _unread(trial: Trial) -> list[str]:
-    """Return the facts that could not be read. They make every reason uncertain."""
+    """Describe the facts that could not be read, which make every reason uncertain."""
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
     return _of_pool(trial, PoolState.UNREAD, "has more devices than drakit evaluates")
 
 
 def _uncertain(trial: Trial) -> list[str]:
-    """Return the unknown facts that make a shortage uncertain."""
+    """Describe the unknown facts that make a shortage uncertain."""
     if trial.rules.skips_pools:  # later releases do not allocate from such a pool
         return []
     return _of_pool(trial, PoolState.INCOMPLETE, "is incomplete: slices are missing")

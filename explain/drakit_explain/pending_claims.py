@@ -1,12 +1,13 @@
 """
-The claims of a pod in the state that the scheduler sees, and their problems before any query.
+Finds a pod's claims, in the state that the scheduler sees, and the problems that are known without
+a query.
 
-A claim may be missing, not created yet, created for another pod, or in the process of deletion. Its
-class may be missing. Extended resources that a DeviceClass provides are treated as claims, because
-the scheduler creates one.
+A claim may be missing, not created yet, created for another pod, or being deleted. Its class may be
+missing. Extended resources that a DeviceClass provides are treated as claims, because the scheduler
+creates one.
 
 :mod:`.pending` determines whether devices are available. Does not depend on clients, clocks, or
-Events.
+    Events.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from drakit_explain.unmatched import why_unmatched
 from drakit_explain.world import Name, World
 
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
-"""The prefix of the extended resource that each DeviceClass provides under its own name."""
+"""The prefix of the implicit extended resource that each DeviceClass provides, which is followed by
+the name of the class."""
 
 _QUOTA_OF_CLASS = ".deviceclass.resource.k8s.io/devices"
 _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 
 _QUOTA_OF_ALL = 32
-"""The number of devices that a quota assumes for a request for all devices: the maximum of a
-claim."""
+"""How many devices a quota assumes in a request for all devices: the maximum per claim."""
 
 _UNIT = 10**9
 
 _USERS = 3
-"""The maximum number of a claim's users that are named."""
+"""Maximum number of a claim's consumers to list in a message."""
 
 _COMPARED = 8
-"""The maximum number of names that are compared letter by letter. Two names with 253 letters take 6
-ms, and tenants choose them."""
+"""Maximum number of names to compare letter by letter. Comparing two names of 253 letters takes 6
+ms, and tenants choose the names."""
 
 QUOTA_SECONDS = 5.0
-"""The maximum time until a claim that a quota already counts becomes visible."""
+"""Maximum time until a claim that a quota already counts becomes visible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +86,13 @@ def resolve(
     """
     Find a claim of a pod. Return None if the pod does not need it.
 
-    :param settled: whether the pod is old enough for a missing claim to be a problem.
+    :param settled: whether the pod is old enough that a missing claim is a problem.
     :param name_all: whether the reader may see the names of claims in other namespaces.
     """
     if each.needless:
         return None
-    if not (each.claim or each.template):  # from a manifest that the API server did not check
+    # The pod is from a manifest that the API server did not check.
+    if not (each.claim or each.template):
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
             what=f'pod claim "{each.name}" names no claim; set resourceClaimName or '
@@ -121,7 +123,7 @@ def resolve(
             + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
     template = world.template(pod.namespace, each.template)
-    # The claim may outlive its template, or may not exist yet, so use whichever exists.
+    # The template may have been deleted, and the claim may not exist yet, so use whichever exists.
     source = claim or template
     if source is None:
         return Finding(
@@ -159,9 +161,9 @@ def _elsewhere(name: str | None, world: World) -> str:
 
 
 def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:
-    """Return the existing name that a wrong name is most likely meant to be, in parentheses."""
+    """Return the existing name that was most likely intended, in parentheses."""
     wrong = name or ""
-    half = len(wrong) // 2  # a typo leaves one half unchanged
+    half = len(wrong) // 2  # a single typo leaves one half unchanged
     alike = (
         each.name
         for each in known
@@ -185,7 +187,7 @@ def _not_created(
     settled: bool,
     events: Events,
 ) -> Finding | None:
-    """Return the reason why the claim of a template was not created, or None if it may be created
+    """Return the reason why a template's claim has not been created, or None if it may be created
     at any moment."""
     namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
     asks = any(exact.admin_access for exact in exact_of(template.requests))
@@ -246,8 +248,8 @@ def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
 
 
 def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
-    """Return the limits of a ResourceQuota that allows some devices of a class, regardless of
-    whether pods request them with claims or as extended resources."""
+    """Return the limits of a ResourceQuota that allows this number of devices of a class, whether
+    pods request them with claims or as extended resources."""
     name = device_class.name
     limits = [f"{name}{_QUOTA_OF_CLASS}", f"requests.{_OF_CLASS}{name}"]
     if device_class.extended_resource:
@@ -256,7 +258,7 @@ def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
 
 
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
-    """Return a claim's usage in quotas. Of alternatives, the largest usage of each class
+    """Return a claim's usage in quotas. For alternatives, the largest usage of each class
     applies."""
     usage = {_QUOTA_OF_CLAIMS: 1}
     for request in requests:
@@ -274,8 +276,8 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
 
 
 def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
-    """Return the extended resources that a DeviceClass provides, and those that cannot be
-    evaluated."""
+    """Return claims for the extended resources that a DeviceClass provides, and the resources that
+    cannot be evaluated."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
     if pod.placement.unread:
@@ -285,7 +287,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     for resource in sorted({each.resource for each in pod.extended}):
         device_class = class_of_resource(resource, world)
         if device_class is None:
-            continue  # a device plugin provides it, or nothing does
+            continue  # a device plugin provides the resource, or nothing does
         requests = [each for each in pod.extended if each.resource == resource]
         if any(each.init for each in requests):
             unknown.append(f"extended resource {resource} of init containers")
@@ -309,7 +311,8 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
 
 
 def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
-    """Return extended resources that nothing provides, but whose names resemble an existing one."""
+    """Return findings about extended resources that nothing provides, but whose names resemble an
+    existing one."""
     if not pod.extended or pod.extended_claim is not None or not world.of(NodeFacts):
         return
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
@@ -335,7 +338,7 @@ def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
 
 
 def not_checked(pod: PodFacts, world: World) -> list[str]:
-    """Return further conditions for the pod's node, as phrases. They are not explained here."""
+    """Return further conditions for the pod's node that are not checked, as phrases."""
     plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
     return [
         *pod.unchecked,
@@ -348,8 +351,8 @@ def not_checked(pod: PodFacts, world: World) -> list[str]:
 
 
 def class_of_resource(resource: str, world: World) -> ClassFacts | None:
-    """Return the class that provides a resource. If there are several, return the youngest, and
-    among equally old ones, the first by name."""
+    """Return the class that provides a resource. If there are several, return the newest one, and
+    if several are equally new, the first one by name."""
     classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]
     if classes:
         youngest = max(one.created for one in classes)
@@ -360,7 +363,7 @@ def class_of_resource(resource: str, world: World) -> ClassFacts | None:
 
 
 def _is_listed(resource: str, world: World, *, even_none: bool = False) -> bool:
-    """Return whether nodes list a resource, which device plugins provide."""
+    """Return whether nodes list a resource, which means that a device plugin provides it."""
     return any(
         amount.name == resource and (even_none or amount.quantity != "0")
         for node in world.of(NodeFacts).values()
@@ -374,8 +377,8 @@ def _is_listed(resource: str, world: World, *, even_none: bool = False) -> bool:
 def classes_missing(
     origin: str, request: Request, world: World, *, claim: ClaimFacts | None = None
 ) -> Iterator[Finding]:
-    """Return the classes of a request that do not exist. `claim` is the claim with the request, if
-    it exists."""
+    """Return findings about the classes of a request that do not exist. `claim` is the claim with
+    the request, if it has been created."""
     for name, each in exact_requests(request):
         if each.device_class and world.device_class(each.device_class) is None:
             yield Finding(
@@ -390,8 +393,8 @@ def classes_missing(
 
 
 def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
-    """Return the remedy if this class of a claim for extended resources does not exist. The claim
-    does not name the resources, but its pod does."""
+    """Return the remedy for a missing class of a claim for extended resources. The resources are
+    found in the pod, because the claim does not contain them."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     found = sorted({each.resource for each in pod.extended}) if pod is not None else []
     create = "create the class"
@@ -427,8 +430,8 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
 
 
 def what_to_check(request: Request, world: World, *, owners: str = "class and request") -> str:
-    """Return what to check if no device matches: the driver that the selectors name, if there is
-    one."""
+    """Return advice on what to check if no device matches. It names the driver in the selectors, if
+    there is one."""
     if why := why_unmatched(request, world):
         return why
     drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}

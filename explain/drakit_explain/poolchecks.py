@@ -1,14 +1,13 @@
 """
-Problems of published pools: those of a node, those of a ResourceSlice, and their number in the
-cluster.
+Finds the problems of published pools, for a node or a ResourceSlice, and counts the pools in the
+cluster that have problems.
 
 A pool that is being updated is briefly incomplete, so a state is a problem only if it lasts. The
-caller measures how long it lasts. It is not possible to determine whether the driver of a slice is
-installed on its node, because no API object lists the drivers of a node. It is only possible to
-determine that the node does not exist.
+caller measures how long it lasts. Whether a slice's driver is installed on its node cannot be
+determined, because the API does not list the drivers of a node. A missing node can be detected.
 
-:mod:`.pools` decides which slices are used, according to the scheduler's rules. Does not depend on
-clients, clocks, or Events.
+:mod:`.pools` determines which slices are used, according to the scheduler's rules. Does not depend
+    on clients, clocks, or Events.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from drakit_explain.world import EVERYWHERE, World
 
 
 class PoolCondition(StrEnum):
-    """The state of a pool. If several states apply, the first in this order is used."""
+    """The state of a pool. If several states apply, the first one in this order is used."""
 
     NODE_MISSING = "node-missing"
     """The node of the pool does not exist."""
@@ -67,8 +66,8 @@ def node_problems(node: NodeFacts, world: World) -> list[Reason]:
 
 
 def slice_problems(of: SliceFacts, world: World) -> list[Reason]:
-    """Return the missing node of a slice. It is returned only once per pool, for the first slice by
-    name."""
+    """Return the problem that a slice's node does not exist. It is returned only once per pool, for
+    the first slice by name."""
     node = node_of_slice(of)
     if not node or not world.of(NodeFacts) or world.node(node) is not None:
         return []
@@ -97,7 +96,7 @@ def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolConditi
     """Return each pool with its condition, and with its node if the pool belongs to one node. Pools
     with the same name on two nodes are different pools."""
     views = world.views()
-    rivals: dict[PoolID, Collection[str]] = {}  # a pool can be on all nodes
+    rivals: dict[PoolID, Collection[str]] = {}  # cached, because a pool can be on all nodes
     for name in list(world.nodes_with_slices()):
         view = views.get(name)
         for identity in _pools_of(name, world):
@@ -109,7 +108,7 @@ def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolConditi
             yield identity, name, _condition(identity, view, world, rivals[identity])[0]
     shared = {each.of_pool for each in world.slices_of_node(EVERYWHERE)} - rivals.keys()
     for view in views.values():
-        if not shared:  # usually, the first node is sufficient
+        if not shared:  # the first node is usually sufficient
             return
         for pool in world.pools_of_node(view):
             if pool.identity in shared:
@@ -132,7 +131,7 @@ def _pools_of(node: str, world: World) -> list[PoolID]:
 def _condition(
     identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
 ) -> tuple[PoolCondition, str]:
-    """Return the condition of a pool of a node, and the problem of an invalid pool."""
+    """Return the condition of a pool on a node. For an invalid pool, also return its problem."""
     if rivals:
         return PoolCondition.CONFLICTING, ""
     of_node = (each for each in world.pools_of_node(view) if each.identity == identity)
@@ -147,7 +146,7 @@ def _condition(
 def _finding(
     identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
 ) -> Finding | None:
-    """Return the problem of a pool of a node, as the rest of a sentence about the pool."""
+    """Return the problem of a pool on a node, as the rest of a sentence about the pool."""
     match _condition(identity, view, world, rivals):
         case PoolCondition.CONFLICTING, _:
             first, *more = [each for each in rivals if each != view.name]
@@ -179,7 +178,8 @@ def _finding(
 
 
 def _missing(identity: PoolID, view: NodeView, world: World) -> str:
-    """Return the reason why a pool is incomplete. The scheduler compares the numbers of slices."""
+    """Return the reason why a pool is incomplete: the actual and the expected number of slices,
+    which the scheduler compares."""
     newest = max(each.generation for each in _of_node(identity, view.name, world))
     slices = [each for each in world.slices_of_pool(identity) if each.generation == newest]
     stated = sorted({each.pool_slices for each in slices})
@@ -195,10 +195,11 @@ def _missing(identity: PoolID, view: NodeView, world: World) -> str:
 
 def _rivals(identity: PoolID, world: World) -> list[str]:
     """
-    Return the nodes that publish different pools with the same name. Empty if it is one pool.
+    Return the nodes that publish different pools with the same name. Empty if they are all slices
+    of one pool.
 
-    One pool can have slices for several nodes. If so, no node has all of them, and no device occurs
-    on two of them.
+    One pool can have slices for several nodes. In that case, none of the nodes has all slices, and
+    each device occurs on only one node.
     """
     by_node: dict[str, list[SliceFacts]] = {}
     for each in world.slices_of_pool(identity):

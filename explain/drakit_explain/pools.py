@@ -1,7 +1,7 @@
 """
-The pools of a node: the slices that are used, in the scheduler's order, and their problems. The
-module also contains the differences in the scheduler's allocation of devices between minor releases
-of Kubernetes.
+Determines the pools of a node: the slices that are used, in the scheduler's order, and their
+problems. The module also defines how device allocation in the scheduler differs between minor
+versions of Kubernetes.
 
 The rules follow ``GatherPools`` of ``k8s.io/dynamic-resource-allocation/structured``: only the
 highest generation is used, a pool without all of its slices is *incomplete*, and one that
@@ -10,7 +10,7 @@ contradicts itself is *invalid*. The scheduler does not allocate devices from ei
 The sources are the DynamicResources plugin
 (``pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go`` in ``k8s.io/kubernetes``)
 and the allocators (``structured/internal`` in ``k8s.io/dynamic-resource-allocation``), read in
-0.34.13, 0.35.10, 0.36.6 and 0.37.2; the plugin in 1.36.3 and 1.37.2.
+0.34.13, 0.35.10, 0.36.6 and 0.37.2. The plugin was read in 1.36.3 and 1.37.2.
 
 In all of these releases, each error of the allocator except ``ErrFailedAllocationOnNode`` makes
 ``Filter`` return an error. With this error, ``findNodesThatPassFilters``
@@ -18,8 +18,8 @@ In all of these releases, each error of the allocator except ``ErrFailedAllocati
 
 * a selector that fails or does not compile
 * a request for all devices on a node with a pool that is incomplete or invalid
-* a request for all devices, one of which a constraint excludes
-* more than 32 devices
+* a request for all devices if a constraint excludes one of them
+* a claim for more than 32 devices
 * a disabled feature
 
 Does not depend on clients, claims, or selectors.
@@ -42,30 +42,31 @@ from drakit_formats.resource.nodes import selects_node
 
 FEASIBLE_NODES = 100
 """
-If more nodes fit, the scheduler may stop before it has checked all nodes.
+If more nodes than this fit, the scheduler may stop before it has checked all nodes.
 
 Source: ``minFeasibleNodesToFind`` and ``numFeasibleNodesToFind`` in
 ``pkg/scheduler/schedule_one.go`` of 1.36.3 and 1.37.2. The search is canceled when it has found
-more nodes than that, and no configuration makes the number smaller.
+more nodes, and the configuration cannot lower the number.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The rules of one minor release."""
+    """The rules of one minor version."""
 
     skips_pools: bool
     """
     Whether the search skips incomplete and invalid pools, and continues.
 
     Since 1.35 (``allocateOne``: ``if pool.IsIncomplete || pool.IsInvalid``). Up to 1.34, an invalid
-    pool that the search reaches ends it with an error, and an incomplete pool is used. Slices for
-    other nodes are treated as missing (``GatherPools`` in ``pools_stable.go``).
+    pool ends the search with an error when it is reached, and an incomplete pool is used. Slices
+    for other nodes are treated as missing (``GatherPools`` in ``pools_stable.go``).
     """
 
     places_counters: bool
     """
-    Whether a slice that only has counters affects the nodes that it selects, like any other slice.
+    Whether a slice that contains only counters affects only the nodes that it selects, like any
+    other slice.
 
     Since 1.37 (``GatherPools``). Up to 1.36, it affects all nodes: on each of them, its pool may be
     incomplete or invalid.
@@ -73,8 +74,8 @@ class Rules:
 
     ends_at_timeout: bool
     """
-    Whether the scheduler gives up on the pod, on all nodes, if the filter reaches its timeout (10
-    s). Before 1.36, it skips only this node.
+    Whether the scheduler gives up on the pod (on all nodes) if the filter reaches its timeout (10
+    s). Before 1.36, it skips only the node.
 
     Source: the case ``context.DeadlineExceeded`` of ``Filter`` in 1.36.3 and 1.37.2.
     """
@@ -82,8 +83,8 @@ class Rules:
 
 @cache
 def rules_of(minor: int | None) -> Rules:
-    """Return the rules of Kubernetes 1.`minor`. If it is unknown, return those of the newest
-    release."""
+    """Return the rules of Kubernetes 1.`minor`. If the version is unknown, return the rules of the
+    newest one."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
         places_counters=minor is None or minor >= 37,
@@ -110,11 +111,11 @@ class PoolState(Enum):
     READY = "ready"
     INCOMPLETE = "incomplete"
     INVALID = "invalid"
-    UNREAD = "unread"  # its devices are not known
+    UNREAD = "unread"  # the pool's devices are not known
 
 
 class NodeView(NamedTuple):
-    """The name and labels of a node, which are compared with the place of a device."""
+    """The name and labels of a node, to compare with the place of a device."""
 
     name: str
     labels: Mapping[str, str]
@@ -137,7 +138,8 @@ class NodePool:
     """The slices with devices for the node, sorted by name."""
 
     elsewhere: tuple[SliceFacts, ...] = ()
-    """Slices of the same generation for other nodes. Their devices consume the same counters."""
+    """The slices of the same generation for other nodes. Their devices consume the same
+    counters."""
 
     counters: Mapping[Counter, int] = field(default_factory=dict[Counter, int])
     """The pool's shared counters, in billionths."""
@@ -152,7 +154,7 @@ def _place(of: SliceFacts, index: int) -> Place | None:
 
 
 def place_includes(place: Place | None, node: NodeView) -> bool:
-    """Return whether a place includes a node. An unknown place includes no node."""
+    """Return whether a place includes a node. An unknown place does not include any node."""
     if place is None:
         return False
     if place.node:
@@ -202,7 +204,7 @@ def _pool(
         number, expected = len(current) + len(others), current[0].pool_slices
         is_outdated = any(each.generation > newest for each in slices)
         if is_outdated and rules.skips_pools:
-            return None  # the newer generation has nothing for this node
+            return None  # the newest generation does not have slices for this node
         if is_outdated or number != expected:
             return NodePool(
                 identity=identity,
@@ -254,7 +256,7 @@ def _problem(
     current: Sequence[SliceFacts],
     elsewhere: Sequence[SliceFacts],
 ) -> str:
-    """Return the first contradiction, in the order in which the scheduler finds them."""
+    """Return the first contradiction in a pool, in the order in which the scheduler checks."""
     names: set[str] = set()
     for each in with_devices:
         for name in each.devices.names:
@@ -293,6 +295,6 @@ def newest(slices: Collection[SliceFacts]) -> list[SliceFacts]:
 
 
 def is_complete(slices: Collection[SliceFacts]) -> bool:
-    """Return whether the number of slices of the highest generation is the expected number."""
+    """Return whether the highest generation has the expected number of slices."""
     current = newest(slices)
     return bool(current) and len(current) == current[0].pool_slices

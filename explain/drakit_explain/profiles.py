@@ -1,11 +1,11 @@
 """
-Determines which nodes are different for the allocator and some claims. The allocator has the same
-result on nodes with equal profiles, so it is queried about only one of them.
+Computes profiles of nodes for some claims. The allocator returns the same result for nodes with
+equal profiles, so it is queried about only one of them.
 
-The nodes of a cluster usually have equal hardware, but in different pools and with different
-values. Therefore, a profile does not contain the names of nodes, pools and devices. For an
-attribute that a constraint compares, the profile contains only which devices have equal values. A
-slice with fields that this version does not know is not equal to any other.
+The nodes of a cluster usually have the same hardware, but in different pools and with different
+attribute values. Therefore, a profile does not contain the names of nodes, pools and devices. For
+an attribute that a constraint compares, the profile contains only which devices have equal values.
+A slice with fields that this version does not know is not equal to any other.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from drakit_explain.world import Selection, World
 
 
 class Profiles:
-    """The profiles of nodes for some claims, until a DeviceClass or DeviceTaintRule changes."""
+    """Computes the profiles of nodes for some claims. Valid until a DeviceClass or DeviceTaintRule
+    changes."""
 
     def __init__(
         self, world: World, claims: Sequence[AskedClaim], *, all_free: bool = False
     ) -> None:
         """
-        Compare nodes.
+        Prepare to compare nodes.
 
         :param all_free: whether to treat all devices as unallocated and untainted.
         """
         self.revision: int = world.rules_revision
         self.known: dict[str, tuple[object, int, int]] = {}
-        """For each node: its pools, the revision of their last change, and the hash of the
+        """For each node, its pools, the revision of their last change, and the hash of its
         profile."""
 
         self._world = world
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
-        """Whether devices on other nodes have no effect except that a pool is incomplete."""
+        """Whether the allocator treats slices for other nodes as missing, so that pools without
+        slices for a node matter."""
 
         self._selections = [
             Selection(world, exact) for claim in claims for exact in exact_of(claim.requests)
@@ -47,8 +49,8 @@ class Profiles:
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
 
     def number(self, node: str, pools: Sequence[NodePool], budget: Budget) -> int:
-        """Return a number that is the same for nodes with equal profiles. Raises the same errors as
-        :meth:`of`."""
+        """Return a number that is the same for all nodes with equal profiles. Raises the same
+        errors as :meth:`of`."""
         stamp = max(map(self._world.stamp, pools), default=0)
         known = self.known.get(node)
         if known is None or known[0] is not pools or known[1] != stamp:
@@ -73,7 +75,8 @@ class Profiles:
             [
                 self._pool(pool, values, names)
                 for pool in pools
-                # Slices with counters affect all nodes, but most nodes have no device in the pool.
+                # Slices with counters affect all nodes, but most nodes do not have devices in the
+                # pool.
                 if pool.slices or self._counts_empty or pool.state is not PoolState.READY
             ]
         )
@@ -88,9 +91,10 @@ class Profiles:
         return (
             driver,
             slices,
-            names.setdefault(name, len(names)),  # the allocator knows counters by name
+            # Number the names, because the allocator looks up counters by name.
+            names.setdefault(name, len(names)),
             tuple(sorted(pool.counters.items())),
-            # devices of other nodes consume the same counters, so the pool differs from all others
+            # devices on other nodes consume the same counters, so the pool differs from all others
             name if pool.elsewhere else None,
         )
 
@@ -105,7 +109,8 @@ class Profiles:
                 errors |= 1 << index
             outcomes.append((selected.matches, errors))
             relevant |= selected.matches | errors
-        if devices.consumes:  # all held devices of a pool are relevant, whether selected or not
+        # All held devices of the pool are relevant, whether or not they are selected.
+        if devices.consumes:
             relevant = (1 << len(devices)) - 1
         return (
             tuple(outcomes),
@@ -124,7 +129,7 @@ class Profiles:
         )
 
     def _state(self, of: SliceFacts, relevant: int) -> Iterator[Hashable]:
-        """Yield the effects of claims and taints on the devices."""
+        """Yield how claims and taints affect the devices."""
         world = self._world
         if self._all_free:
             return
@@ -149,7 +154,7 @@ class Profiles:
             for name in self._attributes:
                 value = device.attribute(name, of.driver)
                 if isinstance(value, ListValue):
-                    yield value  # lists can be partly equal
+                    yield value  # use the value itself, because lists can be partly equal
                     continue
                 key = (name, type(value), value)
                 yield type(value), values.setdefault(key, len(values))

@@ -5,8 +5,8 @@ pods, nodes, namespaces and quotas (core ``v1``) on which claims and devices dep
 Fields that the facts do not need are ignored. Absent, null and empty fields are treated alike.
 Content that a tenant can make large has a limit for each object. Beyond the limit, the object is
 projected without that content. Strings that repeat in thousands of objects (names of drivers,
-pools, classes, attributes) are stored once, and so are the values that similar devices have in
-common: capacities, counters, taints.
+pools, classes and attributes) are stored once. The same applies to values that similar devices have
+in common: capacities, counters and taints.
 
 Does not depend on clients.
 """
@@ -77,36 +77,35 @@ from drakit_formats.resource.objects import (
 Shared = TypeVar("Shared")
 
 MAX_EXPRESSION = 2048
-"""The maximum size of a selector. A selector that tests a dozen attributes is smaller. A single
-character of four bytes makes Python store four bytes for each character of the string."""
+"""Maximum size of a selector. A selector that tests a dozen attributes is smaller. A single
+four-byte character makes Python use four bytes for each character of the string."""
 
 MAX_CONTENT = 64 * 2**10
-"""The maximum size, as JSON, of a claim's requests and constraints, of a class's selectors, and of
-a pod's scheduling rules and resources. Each byte can take 25 bytes after parsing
-(``{},{},...``)."""
+"""Maximum JSON size of a claim's requests and constraints, of a class's selectors, and of a pod's
+scheduling rules and resources. Each byte can take 25 bytes after parsing (``{},{},...``)."""
 
 MAX_SHARED = 2**10
-"""The maximum size, as JSON, of content that is cached. Larger content would remain in memory after
-its object is gone."""
+"""Maximum JSON size of content to cache. Cached content remains in memory after its object is
+gone."""
 
 MAX_NAMES = 16
-"""The maximum number of an object's finalizers and scheduling gates that are kept. Sentences name
-them, and most objects have one."""
+"""Maximum number of an object's finalizers, and of its scheduling gates, to keep. Sentences name
+them, and most objects have only one."""
 
 MAX_CONTAINERS = 3
-"""The maximum number of a pod's containers whose problems are kept."""
+"""Maximum number of a pod's containers to keep problems of."""
 
 MAX_MESSAGE = 768
-"""The maximum length of a message of the kubelet or runtime. In the messages of containerd and
-runc, the cause is at the end."""
+"""Maximum length of a message from the kubelet or runtime. In messages from containerd and runc,
+the cause is at the end."""
 
 MAX_POD_CLAIMS = 32
-"""The maximum number of a pod's claims. The API has no limit, and each takes 0.5 KiB."""
+"""Maximum number of a pod's claims. The API does not have a limit, and each claim takes 0.5 KiB."""
 
 _EVERYWHERE = Place(every=True)
 
 FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
-"""The annotation of claims that the scheduler creates for extended resources."""
+"""The annotation on claims that the scheduler creates for extended resources."""
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
@@ -143,7 +142,7 @@ def project_taint_rule(body: Object) -> TaintRuleFacts:
 
 
 def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
-    """Project a ResourceClaim of a version."""
+    """Project a ResourceClaim of the given API version."""
     metadata, status = child(body, "metadata"), child(body, "status")
     spec = requests_from_version(child(body, "spec"), version)
     allocation = status.get("allocation")
@@ -164,7 +163,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         for result, facts in zip(results, allocated, strict=True)
         if not result.get("adminAccess")
     ]
-    # The same pod is named twice, but its name and UID are stored only once.
+    # The owner and a consumer are often the same pod, so share its name and UID.
     of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))}
     consumers = tuple(
         [
@@ -204,7 +203,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
 
 
 def _nodes(selector: Object) -> NodeSelector | str | None:
-    """Return the name of a node if a selector selects only that node by name, in the form that the
+    """Return a node's name if a selector selects only that node by name, in the form that the
     allocator writes. Otherwise, return the selector."""
     match selector:
         case {
@@ -236,7 +235,7 @@ def _result(result: Object, conditions: list[Object]) -> Result:
 
 
 def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
-    """Project a ResourceClaimTemplate of a version."""
+    """Project a ResourceClaimTemplate of the given API version."""
     metadata = child(body, "metadata")
     spec = requests_from_version(child(body, "spec", "spec"), version)
     requests, constraints = _requests(spec)
@@ -263,7 +262,7 @@ def project_class(body: Object) -> ClassFacts:
 
 
 def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
-    """Project a ResourceSlice of a version."""
+    """Project a ResourceSlice of the given API version."""
     metadata, spec = child(body, "metadata"), child(from_version(body, version), "spec")
     driver, pool = intern(text(spec, "driver")), child(spec, "pool")
     by_device = bool(spec.get("perDeviceNodeSelection"))
@@ -328,7 +327,7 @@ def _extra(body: Object, known: frozenset[str]) -> bytes:
 
 
 def _place(body: Object) -> Place | None:
-    """Read the nodes that a slice or a device is for. Return None without such a field."""
+    """Read which nodes can use a slice or device. Return None if it does not have such a field."""
     if node := text(body, "nodeName"):
         return Place(node=intern(node))
     if body.get("allNodes"):
@@ -339,7 +338,7 @@ def _place(body: Object) -> Place | None:
 
 
 def _json_bytes(*parts: object) -> int:
-    """Return the size of parsed JSON in the form that the API server writes."""
+    """Return the size of parsed JSON, as the API server writes it."""
     return len(orjson.dumps(parts))
 
 
@@ -369,7 +368,7 @@ def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]
 @lru_cache(maxsize=1024)
 def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
     """Read requests and constraints. The result is cached, because many claims have the same
-    ones."""
+    requests and constraints."""
     bodies, constraints = orjson.loads(content)
     return tuple(map(_request, bodies)), tuple(map(_constraint, constraints))
 
@@ -403,7 +402,8 @@ def _exact(name: str, body: Object) -> Request:
 _UNREAD = {"name": "", "allocationMode": "that cannot be read"}
 
 UNREAD_CLAIM: Object = {"devices": {"requests": [{**_UNREAD, "exactly": _UNREAD}]}}
-"""The spec of an unreadable claim, for each version. No result about it is certain."""
+"""The spec to assume for an unreadable claim, in all versions. Every result about it is
+uncertain."""
 
 
 def _unsupported(body: Object) -> str:
@@ -434,8 +434,7 @@ def _selectors(body: Object) -> tuple[str, ...]:
 
 
 def _kept(expression: str) -> str:
-    """Return an expression. If it is too large, return an empty one, so that its result is
-    unknown."""
+    """Return an expression, or an empty one if it is too large, so that its result is unknown."""
     return intern(expression) if len(expression.encode()) <= MAX_EXPRESSION else ""
 
 
@@ -473,7 +472,8 @@ def _kind(
     unusual: bool,
     extra: bool,
 ) -> DeviceKind:
-    """Return the shared kind of all similar devices. The parameters are cheap to compare."""
+    """Return the DeviceKind that all similar devices share. It is cached by its parameters, which
+    are cheap to compare."""
     found = orjson.loads(capacity or b"{}")
     return once(
         DeviceKind(
@@ -491,7 +491,7 @@ def _kind(
 
 
 def _taints(body: Object) -> tuple[TaintFacts, ...]:
-    """Read the taints of a device or node that pods must tolerate."""
+    """Read a device's or node's taints that pods must tolerate."""
     found = children(body, "taints")
     if not found:
         return ()
@@ -511,7 +511,7 @@ def _consumes(device: Object) -> tuple[CounterSetFacts, ...]:
 
 @lru_cache(maxsize=1024)
 def once(facts: Shared) -> Shared:
-    """Return the first of all equal facts, because devices of a kind share them."""
+    """Return the cached facts that equal these, because similar devices share them."""
     return facts
 
 
@@ -575,7 +575,7 @@ def _version(text: str) -> Version:
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
-"""The label of namespaces in which claims may have admin access."""
+"""The label on namespaces in which claims may have admin access."""
 
 _SANDBOX = {"True": True, "False": False}
 
@@ -632,10 +632,11 @@ def project_pod(body: Object) -> PodFacts:
 
 
 _STARTS = ("", "ContainerCreating", "PodInitializing")
-"""The reasons of containers that are waiting for their turn."""
+"""The waiting reasons of containers that do not have a problem yet."""
 
 _OF_RUNTIME = ("ContainerCannotRun", "StartError")
-"""The reasons of containers that ended before they ran. Their messages come from the runtime."""
+"""The termination reasons of containers that failed before they ran. Their messages come from the
+runtime."""
 
 
 def _message(of: Object) -> str:
@@ -677,7 +678,8 @@ _OWN_SCHEDULER = "default-scheduler"
 
 
 def _group_of_pod(spec: Object) -> str:
-    """Return the PodGroup of a pod (1.35: ``workloadRef``), or the field of another group."""
+    """Return the PodGroup to which a pod belongs (1.35: ``workloadRef``), or the field that refers
+    to another group."""
     group, of_1_35 = child(spec, "schedulingGroup"), text(spec, "workloadRef", "podGroup")
     return text(group, "podGroupName") or of_1_35 or next(iter(group), "")
 
@@ -780,7 +782,7 @@ def project_quota(body: Object) -> QuotaFacts:
 
 
 _OF_CLAIMS = ".resource.k8s.io"
-"""The part of a resource's name in a quota that shows that claims use the resource."""
+"""The part of a quota's resource name which shows that the quota limits claims."""
 
 
 def _pod_claim(claim: Object, made: Object | None) -> PodClaim:

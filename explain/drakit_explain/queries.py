@@ -1,5 +1,6 @@
 """
-The allocator's verdicts about claims on nodes, which are cached or planned as queries.
+Provides the allocator's verdicts about claims on nodes, which are either cached or planned as
+queries.
 
 If an explanation lacks a verdict, it plans the query, continues without the verdict, and ends with
 :class:`QueriesPendingError`. The caller runs the planned queries, and repeats the explanation. The
@@ -46,30 +47,29 @@ from drakit_formats.resource.nodes import Requirement
 from drakit_formats.resource.objects import Object, children
 
 MAX_KEPT = 1 << 17
-"""The maximum number of cached verdicts, of about 100 bytes each. In a cluster in which all nodes
+"""Maximum number of verdicts to cache. Each takes about 100 bytes. In a cluster where all nodes
 differ, a pod needs one for each node. If a verdict is dropped before the explanation ends, the
 query is repeated."""
 
 MAX_PROFILES = 64
 MAX_NODES = 1 << 16
-"""The maximum numbers of cached profiles: of lists of claims, and of nodes in all of them. They
-take 15 MiB."""
+"""Maximum number of lists of claims to cache profiles for, and of node profiles in all of them.
+They take 15 MiB."""
 
 MAX_PLANNED = 64
 MAX_BYTES = 1 << 20
-"""The maximum number of queries that an explanation plans before it ends, and their maximum size in
-bytes."""
+"""Maximum number of queries to plan before an explanation ends, and their maximum size in bytes."""
 
 STEPS_PER_PART = 4
-"""The number of steps for each request and device in a query."""
+"""How many steps each request and device in a query costs."""
 
 MAX_UNDECIDED = 2
-"""The number of queries without a result after which no more queries about the same claims are
-made. Each can take seconds."""
+"""Maximum number of queries about the same claims to run without a result, because each can take
+seconds."""
 
 
 _UNAVAILABLE = Verdict(outcome=VerdictOutcome.UNAVAILABLE)
-"""The most frequent verdict, as a shared object."""
+"""The most frequent verdict. It is one shared object to save memory."""
 
 
 class QueriesPendingError(Exception):
@@ -77,7 +77,7 @@ class QueriesPendingError(Exception):
 
 
 class Released(NamedTuple):
-    """Claims that are treated as if they had released their devices."""
+    """Specifies which claims to treat as if they had released their devices."""
 
     claim: str | None = None
     """The UID of the only such claim. None means all claims."""
@@ -92,14 +92,14 @@ class Released(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """The facts of a query that are replaced, apart from those of its claims."""
+    """The facts to replace in a query, apart from those of its claims."""
 
     released: Released | None = None
     all_free: bool = False
     """Whether to treat all claims as unallocated, and all devices as untainted."""
 
     without_errors: bool = False
-    """Whether to omit devices on which a selector fails."""
+    """Whether to omit devices for which a selector fails."""
 
 
 NO_CHANGES = Changes()
@@ -112,13 +112,13 @@ class Query:
 
     key: int
     claims: int
-    """A number that is the same for equal claims."""
+    """A number that is the same for queries with equal claims."""
 
     body: bytes
     """JSON in the format of ``operator/cel/verdict.go``, without the feature gates."""
 
     minor: int | None
-    """The minor release of Kubernetes 1 whose allocator decides. None if unknown."""
+    """The minor version of Kubernetes (1.x) whose allocator is used. None if unknown."""
 
 
 class _Asked(NamedTuple):
@@ -139,13 +139,13 @@ class _Asked(NamedTuple):
 
 
 class Verdicts:
-    """Verdicts about the claims of one world. Not thread-safe."""
+    """Caches and plans verdicts about the claims of one world. Not thread-safe."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._known: dict[int, Verdict] = {}
-        """The verdicts, keyed by a 64-bit hash. The hash depends on strings, so it is not
-        predictable."""
+        """The verdicts, keyed by a 64-bit hash. The hash includes strings, whose hashes are
+        randomized, so it is not predictable."""
 
         self._profiles: dict[int, Profiles] = {}
         self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
@@ -154,7 +154,7 @@ class Verdicts:
         self._planned: dict[int, Query] = {}
         self._planned_bytes = 0
         self._undecided: dict[int, list[Verdict]] = {}
-        """Verdicts of queries without a result, keyed by their claims."""
+        """The verdicts of queries without a result, keyed by the number of their claims."""
 
         self._minor = world.minor
         self.revision: int = 0
@@ -175,14 +175,14 @@ class Verdicts:
         keep(self._known, query.key, same, limit=MAX_KEPT)
 
     def forget_undecided(self) -> None:
-        """Allow queries without a result to be repeated."""
+        """Drop verdicts without a result, so that the queries can be repeated."""
         self.revision += 1
         self._undecided.clear()
         undecided = VerdictOutcome.UNDECIDED
         self._known = {k: each for k, each in self._known.items() if each.outcome is not undecided}
 
     def clear(self) -> None:
-        """Drop all verdicts, because a different allocator decides from now on."""
+        """Drop all verdicts, because a different allocator is used from now on."""
         self.revision += 1
         self._known.clear()
         self._undecided.clear()
@@ -210,8 +210,8 @@ class Verdicts:
         """
         Return the verdict about claims on a node, or None if the query for it is planned.
 
-        Raises :class:`QueriesPendingError` if enough is planned, :class:`BudgetSpentError`, and
-        :class:`NotEvaluatedError` if a selector has no result.
+        Raises :class:`QueriesPendingError` if enough queries are planned,
+        :class:`BudgetSpentError`, and :class:`NotEvaluatedError` if a selector has no result.
         """
         if self._minor != self._world.minor:
             self._minor = self._world.minor
@@ -240,7 +240,8 @@ class Verdicts:
         budget: Budget,
         changes: Changes = NO_CHANGES,
     ) -> int:
-        """Return a number that is the same for nodes on which claims have the same result."""
+        """Return a number that is the same for all nodes on which the claims get the same
+        result."""
         return self._profile(self._ask(claims, node, budget, changes))
 
     def _ask(
@@ -262,7 +263,7 @@ class Verdicts:
         if asked.changes.released is None:
             yield self._profile(asked)
             return
-        # The profile does not show which claim has which device.
+        # Include the node, because its profile does not show which claim has which device.
         world = self._world
         yield asked.node
         yield world.slices_revision, world.rules_revision
@@ -304,7 +305,7 @@ class Verdicts:
     ) -> Object:
         world, changes = self._world, asked.changes
         metadata = {"name": asked.node, "labels": dict(world.views()[asked.node].labels)}
-        declared = self._declared(asked.node)  # releases before 1.35 do not have this field
+        declared = self._declared(asked.node)  # versions before 1.35 do not have this field
         status = {"status": {"declaredFeatures": declared}} if declared else {}
         classes = map(world.device_class, dict.fromkeys(each.device_class for each in exact))
         taints = _no_taints if changes.all_free else world.taints
@@ -322,7 +323,7 @@ class Verdicts:
         }
 
     def _failing(self, exact: Sequence[Request], of: SliceFacts) -> set[int]:
-        """Return the devices on which a selector fails, and that are not allocated to a claim."""
+        """Return the devices that are not allocated to a claim and for which a selector fails."""
         failing = {index for each in exact for index in self._world.selected(each, of).errors}
         return failing - set(bits(self._world.allocated_in(of)))
 
@@ -338,7 +339,7 @@ class Verdicts:
                 for number, share in enumerate(claim.shares):
                     if share.device == device and (released is None or released.holds(claim)):
                         consumed = {each.name: each.quantity for each in share.consumed}
-                        # For the allocator of 1.36, an empty map differs from an absent one.
+                        # The allocator of 1.36 treats an empty map differently from an absent one.
                         some = {"consumedCapacity": consumed} if consumed else {}
                         yield {**_result(device), "shareID": f"{claim.uid}-{number}", **some}
 
@@ -357,7 +358,8 @@ Found = TypeVar("Found")
 def answered(
     verdicts: Verdicts, find: Callable[[], Found], answer: Callable[[Query], Verdict]
 ) -> Found:
-    """Return the result after the queries have been run. This may take seconds."""
+    """Call `find` until it has a result, and use `answer` to run the queries that it plans. This
+    may take seconds."""
     while True:
         try:
             return find()
@@ -376,7 +378,7 @@ Taints = Callable[[DeviceID, DeviceFacts], Sequence[TaintFacts]]
 
 
 def claim_body(claim: AskedClaim, number: int) -> Object:
-    """Return the JSON of a claim that is to be allocated."""
+    """Return the JSON of a claim to allocate."""
     name = claim_name(number)
     devices = {
         "requests": [_request(each) for each in claim.requests],

@@ -1,5 +1,5 @@
 """
-Tables of bounded size that keep the most recently used entries.
+Limits the size of tables, and keeps their most recently used entries.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
-Single changes that would make a pod fit. For each, the allocator proves this with one fact
+Finds single changes that would make a pod fit. The allocator proves each of them with one fact
 replaced.
 
 Each kind of change is tried on few nodes: removing a claim, tolerating a taint, dropping a
 constraint, selector or request, reducing a count, or allowing one more node. A change is named only
-if the allocator then succeeds. All of them share a budget, so a remedy may be missing, but none is
-wrong.
+if the allocator succeeds with it. All changes share a budget, so a remedy may be missing, but is
+never wrong.
 
 :mod:`.shortage` finds the reason why the pod does not fit. Does not depend on clients or clocks.
 """
@@ -41,21 +41,20 @@ from drakit_explain.wording import named_holder, shown
 from drakit_explain.world import Name, Selection, World
 
 MAX_NODES = 3
-"""The maximum number of nodes on which one kind of change is tried."""
+"""Maximum number of nodes to try one kind of change on."""
 
 MAX_CHANGES = 8
-"""The maximum number of changes of one kind that are tried on a node, such as the removal of
-different holders."""
+"""Maximum number of changes of one kind to try on a node, such as removing different holders."""
 
 MAX_REMEDIES = 3
 
 MAX_PLANNED = 4
-"""The maximum number of queries that are planned at a time. After the first change that helps, no
-more are tried."""
+"""Maximum number of queries to plan at a time. After the first change that helps, no more are
+tried."""
 
 _STEPS_PER_CHANGE = 10
 _STEPS_PER_HOLDER = 3
-"""The steps for finding the holder of a device with taints, counters or shares."""
+"""How many steps it costs to find the holder of a device with taints, counters or shares."""
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -66,7 +65,7 @@ class _Change(NamedTuple):
     """The condition on the node, for a sentence with "if"."""
 
     claims: Sequence[AskedClaim] | None = None
-    """The claims of the pod with the change. None if they are unchanged."""
+    """The pod's claims with the change. None if they are unchanged."""
 
     facts: Changes = NO_CHANGES
 
@@ -75,12 +74,12 @@ def proven_remedies(
     trial: Trial, *, reader: str | None, usable_after: Callable[[str], bool]
 ) -> str:
     """
-    Return a clause with changes, each of which is enough by itself. Empty if none is proven.
+    Return a clause with changes, each of which is enough by itself. Empty if no change is proven.
 
-    :param reader: the namespace outside of which holders are not named. None means that all are
+    :param reader: the namespace whose holders may be named. None means that all holders may be
         named.
-    :param usable_after: returns whether the pod could use a node if the current obstacle were
-        removed.
+    :param usable_after: returns whether the pod could use a node if the node's current problem were
+        resolved.
 
     Raises :class:`QueriesPendingError`.
     """
@@ -107,7 +106,8 @@ def proven_remedies(
         except (NotEvaluatedError, ValueError):
             continue  # the change involves devices or selectors that cannot be evaluated
         except BudgetSpentError:
-            trial.verdicts.check()  # planned queries will not take steps the next time
+            # Raise here if queries are planned, because they do not take steps the next time.
+            trial.verdicts.check()
             break
         if remedy is not None:
             found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
@@ -157,8 +157,8 @@ class _Remedies:
         )
 
     def _nodes_with(self, enough: Callable[[Tally, Request], bool]) -> list[str]:
-        """Return the nodes on which a kind of change leaves enough devices, according to the
-        counts. On the other nodes, the allocator's search would take longest."""
+        """Return the nodes that have enough devices after a kind of change, according to the
+        counts. On the other nodes, the allocator's search would take the longest."""
         requests = [exact_of([each]) for each in self._trial.requests()]
         return [
             name
@@ -170,7 +170,8 @@ class _Remedies:
         return self._trial.analysis(exact).on_nodes.get(node, NOTHING)
 
     def fits(self, change: _Change) -> bool:
-        """Return whether the allocator allocates on a node, and has no error on the others."""
+        """Return whether, with a change, the claims can be allocated on the node, and the other
+        nodes do not cause an error."""
         answers = [
             self._trial.ask(name, claims=change.claims, changes=change.facts)
             for name in dict.fromkeys((change.node, *self._trial.fatal))
@@ -221,13 +222,14 @@ class _Remedies:
     def _holders(
         self, of: SliceFacts, pool: NodePool, selection: Selection
     ) -> dict[str, ClaimFacts]:
-        """Return the claims that may have to release something in a slice, keyed by UID."""
+        """Return the claims that may have to release devices or counters in a slice, keyed by
+        UID."""
         world, matches = self._world, selection.of(of).matches
         one_by_one = of.by_device or world.has_shares
         self._trial.budget.spend(1 + _STEPS_PER_HOLDER * (len(of.devices) if one_by_one else 0))
         if of.by_device:
             matches = sum(1 << index for index in bits(matches) if pool.reaches(of, index))
-        # The counters that claims consume matter, whether or not the devices are selected.
+        # With counters, include devices that are not selected, because they also consume counters.
         held = world.allocated_in(of) & (-1 if of.devices.consumes else matches)
         found = dict(world.holders_in(of, held))
         for index in bits(matches) if world.has_shares else ():
@@ -258,7 +260,8 @@ class _Remedies:
                     yield _Change(node, _tolerated(self._request(at, name), some), claims)
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
-        """Return the taints of devices on a node that a request selects but does not tolerate."""
+        """Return the taints, which a request does not tolerate, of the devices that it selects on a
+        node."""
         if not self._trial.found(exact).tainted.devices:
             return []
         found: dict[tuple[str, str], TaintFacts] = {}
@@ -297,7 +300,7 @@ class _Remedies:
                     yield _Change(node, clause, claims)
 
     def _most(self, node: str, at: Position, exact: Request) -> int:
-        """Return the highest count with which a request would fit, or 0."""
+        """Return the highest count with which the request would fit, or 0."""
         least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
         most = min(most, self._tally(node, exact).free)
         while least < most:
@@ -328,7 +331,8 @@ class _Remedies:
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
             for owner, expression, number in analysis.rejected:
-                # A class belongs to an admin, and decides which devices its users may get.
+                # Don't suggest dropping a class's selector: the class belongs to an admin, and
+                # determines which devices its users may get.
                 if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
@@ -339,7 +343,8 @@ class _Remedies:
                     yield _Change(node, f"{self._request(at, name)} had {which}", claims)
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
-        """Return the usable nodes with the most devices if an expression were dropped."""
+        """Return the usable nodes that would have the most devices if an expression were
+        dropped."""
         counts: dict[str, int] = {}
         reachable = self._world.reachable()
         self._trial.budget.spend(3 * len(reachable))
@@ -403,7 +408,7 @@ def _selected_device(device: DeviceID, selection: Selection, world: World) -> De
 
 
 def _free(driver: str, exact: Request, selection: Selection, node: str, world: World) -> str | None:
-    """Return a free device of a driver that a request selects on a node. Shared devices are
+    """Return a driver's free device that a request selects on a node. Shared devices are
     excluded."""
     for pool in world.pools_of_node(world.views()[node]):
         for of in pool.slices if pool.identity.driver == driver else ():

@@ -1,10 +1,10 @@
 """
-The facts about devices in drakit's own resources: NodeDeviceReports, HostDevicePolicies,
+Reads facts about devices from drakit's own resources: NodeDeviceReports, HostDevicePolicies,
 DeviceDrivers and DeviceMaintenances. The module projects raw objects to facts, and finds the facts
 that explanations quote.
 
 Only the node plugin of a node knows the messages of a driver, and whether the kubelet has
-registered the driver. Without a report, nothing is certain about either.
+registered the driver. Without a report, both are uncertain.
 
 Does not depend on clients.
 """
@@ -32,31 +32,32 @@ from drakit_explain.world import Name, World
 from drakit_formats.resource.objects import Object, child, children, text, words
 
 HOSTDEV = "hostdev.drakit.dev"
-"""The driver of HostDevicePolicies."""
+"""The driver to which HostDevicePolicies apply."""
 
 UNHEALTHY = "drakit.dev/unhealthy"
-"""The taint of devices that the node plugin reports as unhealthy."""
+"""The taint on devices that the node plugin reports as unhealthy."""
 
 STOPPED = "drakit.dev/stopped"
-"""The taint of the devices of a driver that has stopped."""
+"""The taint on the devices of a driver that has stopped."""
 
 GONE = "drakit.dev/gone"
-"""The taint of a device that its driver no longer lists, while a claim holds it."""
+"""The taint on a device that its driver no longer lists but a claim still holds."""
 
 MAX_UNHEALTHY = 20
-"""The maximum number of unhealthy devices in a report, which is the limit in the CRD."""
+"""Maximum number of unhealthy devices in a report. It is the limit in the CRD."""
 
 MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
-"""The label of objects that the operator creates, and its value."""
+"""The label on objects that the operator creates, and the label's value."""
 
 MAINTENANCE = "drakit.dev/maintenance"
-"""The taint of devices in maintenance, set by a DeviceTaintRule or by the node plugin."""
+"""The taint on devices in maintenance, set by a DeviceTaintRule or the node plugin."""
 
 UNAVAILABLE = "drakit.dev/plugin-unavailable"
-"""The taint of devices whose plugin is unavailable, set by a DeviceTaintRule of a DeviceDriver."""
+"""The taint on devices whose plugin is unavailable, set by a DeviceTaintRule that a DeviceDriver
+owns."""
 
 OUTDATED = "Outdated"
-"""The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
+"""The condition reason in the report of a node plugin that is gone. The operator sets it."""
 
 MAX_DROPPED = 10
 MAX_POLICIES = 20
@@ -165,7 +166,8 @@ def project_report(body: Object) -> ReportFacts:
             DeviceWords(
                 intern(text(each, "pool")),
                 intern(text(each, "device")),
-                intern(words(each, "message")),  # many devices fail together
+                # Store equal messages once, because many devices can fail together.
+                intern(words(each, "message")),
             )
             for each in children(status, "unhealthyDevices")[:MAX_UNHEALTHY]
         ),
@@ -180,7 +182,7 @@ def project_report(body: Object) -> ReportFacts:
 
 
 _FAULTS = ("Invalid", "Refused")
-"""The reasons for rejections that nobody intends."""
+"""The rejection reasons that indicate a fault, instead of an intended rejection."""
 
 
 def _rejected(body: Object) -> str:
@@ -188,7 +190,7 @@ def _rejected(body: Object) -> str:
 
 
 def _seconds(time: str) -> float:
-    # The API server also accepts lowercase letters.
+    # The API server also accepts lowercase letters in a time.
     return datetime.fromisoformat(time.upper()).timestamp() if time else 0.0
 
 
@@ -239,8 +241,8 @@ def words_of(device: DeviceID, world: World) -> str | None:
     """
     Return the message with which a driver reports a device as unhealthy. The message may be empty.
 
-    Return None if the report of its node does not contain it, or not yet. Return an empty string if
-    there is no report to wait for.
+    Return None if the node's report does not contain the device, or does not contain it yet. Return
+    an empty string if there is no report to wait for.
     """
     report = report_of_device(device, world)
     if report is None:
@@ -256,7 +258,7 @@ def words_of(device: DeviceID, world: World) -> str | None:
 
 
 def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
-    """Return the messages about unhealthy devices, each with the names of its devices."""
+    """Return the messages about unhealthy devices, each with the names of the devices."""
     names: dict[str, list[str]] = {}
     for each in devices:
         if said := words_of(each, world):
@@ -273,7 +275,7 @@ def report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
 
 
 def dropped_fields(drivers: Collection[str], features: Collection[str], world: World) -> str:
-    """Return the effect on devices of these drivers if the API server drops one of these features,
+    """If the API server drops one of these features, return the effect on these drivers' devices,
     as a clause. Empty if it is not known to drop any."""
     for report in sorted(world.of(ReportFacts).values(), key=lambda each: each.name):
         for each in report.dropped:
@@ -300,8 +302,9 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
     Return a clause if a HostDevicePolicy does not offer a share of a device.
 
-    The clause is empty if that is uncertain: without the number of shares, the end of a name can be
-    part of the identity, and a node may not have applied the policy yet.
+    The clause is empty if that is uncertain: if the number of shares is unknown, the number at the
+    end of a name can be part of the device's identity, and a node may not have applied the policy
+    yet.
 
     :param policy: the device's attribute ``policy``.
     """
@@ -325,7 +328,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
 
 
 def policy_of_class(name: str, world: World) -> str:
-    """Return the HostDevicePolicy that controls a DeviceClass. Empty if there is none."""
+    """Return the HostDevicePolicy that controls a DeviceClass. Empty if no policy controls it."""
     found = world.device_class(name)
     policies = world.of(PolicyFacts).values() if found is not None and found.owner else ()
     return next((each.name for each in policies if found and each.uid == found.owner), "")

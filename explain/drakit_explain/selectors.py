@@ -1,9 +1,9 @@
 """
-The devices that selectors select, evaluated once for all devices that are the same for an
-expression.
+Determines which devices selectors select. An expression is evaluated only once for all devices that
+do not differ for it.
 
 An evaluator (:class:`Selectors`) evaluates CEL. This module decides what must be evaluated, and
-stores the results for each expression and slice, as a bit for each device. If two devices differ
+stores the results for each expression and slice, with one bit per device. If two devices differ
 only in fields that an expression does not read, they have the same result.
 
 Does not depend on the evaluation of CEL, claims, or allocations.
@@ -30,17 +30,17 @@ from drakit_explain.devices import (
 from drakit_explain.model import SliceFacts
 
 MAX_EXPRESSIONS = 512
-"""The maximum number of distinct expressions with stored results. Each takes 0.3 MiB with 5,000
-slices. The first to be dropped is the least recently used expression of the owner with the most
-expressions, so that one tenant cannot displace the others."""
+"""Maximum number of distinct expressions to store results for. With 5,000 slices, each takes 0.3
+MiB. The least recently used expression of the owner with the most expressions is dropped first, so
+that one tenant cannot displace the others."""
 
 MAX_OF_OWNER = 128
-"""The maximum number of distinct expressions of one namespace with stored results."""
+"""Maximum number of distinct expressions to store results for in one namespace."""
 
 MAX_ALIKE = 1_000
-"""The maximum number of results for devices, and for former slices, that are stored for one
-expression. An expression that reads a unique attribute has more results. Only its results for
-slices are stored."""
+"""Maximum number of results for devices, and for former slices, to store for one expression. An
+expression that reads a unique attribute has more results. For such an expression, only the results
+for slices are stored."""
 
 THE_REQUEST = "the request"
 """The owner of a selector that does not belong to a class."""
@@ -49,11 +49,11 @@ OWN_SELECTOR = "its selector"
 """The name of a request's selector, in a sentence about the request."""
 
 SELECTOR_SECONDS = 2.0
-"""The longest wait for a result of one selector. The evaluator gives up on a selector after 1 s."""
+"""How long to wait for a result of one selector. The evaluator gives up on a selector after 1 s."""
 
 BATCH = 2_000
-"""The number of devices in one call of an evaluator. The call may include the rest of the last
-slice."""
+"""How many devices to evaluate in one call of an evaluator. The call may also include the rest of
+the last slice."""
 
 
 _ONE_DRIVER = re.compile(
@@ -62,13 +62,13 @@ _ONE_DRIVER = re.compile(
 
 
 def selector_of(owner: str) -> str:
-    """Name a selector of a request, or of its class, as the subject of a clause."""
+    """Return how a selector of a request, or of its class, is called as the subject of a clause."""
     return OWN_SELECTOR if owner == THE_REQUEST else f"the selector of {owner}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reads:
-    """The facts that determine the result of an expression, in addition to the driver."""
+    """The facts that an expression reads, which determine its result together with the driver."""
 
     error: str = ""
     """The reason why the expression does not compile. If so, it selects nothing, and no request can
@@ -76,7 +76,8 @@ class Reads:
 
     everything: bool = False
     attributes: frozenset[str] = frozenset()
-    """Full names, as ``domain/identifier``. ``domain/*`` means all attributes of a domain."""
+    """The full names of the attributes, as ``domain/identifier``. ``domain/*`` means all attributes
+    of a domain."""
 
     capacity: frozenset[str] = frozenset()
     shareable: bool = False
@@ -92,7 +93,8 @@ class SelectorResult:
     """The reason why this evaluator cannot evaluate the expression for the device."""
 
     expensive: bool = False
-    """Whether the reason is that it takes too much time, which applies to other devices as well."""
+    """Whether the reason is that the expression takes too much time, which also applies to other
+    devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +117,7 @@ class FeatureGates:
 
 class Selectors(Protocol):
     """Evaluates selectors. Devices have the JSON fields of the API and ``driver``. ``seconds`` is
-    the longest wait for a result."""
+    the time limit for a result."""
 
     def use(self, gates: FeatureGates) -> None: ...
     def reads(
@@ -145,7 +147,7 @@ class _Profile(NamedTuple):
     The facts that determine the results for all devices of a slice.
 
     Kinds and columns are compared by identity: equal ones are usually the same object, and
-    computing their hash would cost more than everything else.
+    computing their hash would take longer than everything else.
     """
 
     driver: str
@@ -156,7 +158,7 @@ class _Profile(NamedTuple):
 
 @dataclass(slots=True)
 class _Lookup:
-    """The slices of one profile whose results are to be found."""
+    """The slices of one profile whose results are missing."""
 
     slices: list[SliceFacts]
     devices: list[SelectorResult | int]
@@ -165,8 +167,8 @@ class _Lookup:
 
 @dataclass(slots=True)
 class Evaluations:
-    """The next evaluations of an expression. One device stands for all devices that are equal for
-    the expression."""
+    """The next evaluations of an expression. One device represents all devices that do not differ
+    for the expression."""
 
     expression: str
     devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -182,10 +184,10 @@ class _Positions(NamedTuple):
     """The positions of the values that an expression reads, for a kind of device."""
 
     kind: DeviceKind
-    """The kind. The reference keeps it alive, because it is found by its identity."""
+    """The kind. The reference keeps it alive, because it is looked up by its identity."""
 
     values: Sequence[int]
-    """Indexes of attributes."""
+    """The indexes of the attributes."""
 
     fixed: object
     """Further facts that determine the result. They are the same for all devices of the kind."""
@@ -208,21 +210,21 @@ class _Expression:
     profiles: dict[_Profile, tuple[SliceFacts, Evaluated]] = field(
         default_factory=dict["_Profile", "tuple[SliceFacts, Evaluated]"]
     )
-    """The slice of each profile, and its results. The slice keeps the objects alive that the
-    profile identifies."""
+    """A slice with each profile, and its results. The reference to the slice keeps the objects
+    alive that the profile identifies."""
 
     complete: object = None
-    """The version of the slices for which all results are known."""
+    """The version of the slices (see `needed`) for which all results are known."""
 
     expensive: SelectorResult | None = None
-    """The result for all further devices, because the evaluator has given up."""
+    """The result for all further devices after the evaluator has given up. None if it has not."""
 
 
 _NOTHING = Evaluated()
 
 
 class SelectorIndex:
-    """The results for each expression and slice. Not thread-safe."""
+    """Stores the results for each expression and slice. Not thread-safe."""
 
     def __init__(self) -> None:
         self._expressions: dict[str, _Expression] = {}
@@ -235,18 +237,19 @@ class SelectorIndex:
         self._equal: dict[object, Evaluated] = {}
 
     def clear(self) -> None:
-        """Drop everything, because the rules of evaluation have changed."""
+        """Drop everything, because the evaluation rules have changed."""
         self._expressions.clear()
         self._owners.clear()
         self._slices.clear()
 
     def unread(self, expressions: Iterable[str]) -> list[str]:
-        """Return the expressions whose fields are unknown, either not determined yet or dropped."""
+        """Return the expressions whose fields are unknown, because they have not been determined
+        yet or were dropped."""
         return [each for each in dict.fromkeys(expressions) if each not in self._expressions]
 
     def learn(self, reads: Mapping[str, Reads], *, owner: str = "") -> None:
         """
-        Store which fields expressions read, and drop other expressions if there are too many.
+        Store which fields expressions read. If there are too many expressions, drop others.
 
         :param owner: the namespace that needs them. An empty namespace has no separate limit.
         """
@@ -279,7 +282,7 @@ class SelectorIndex:
         entry = self._expressions.pop(expression, None)
         if entry is None:
             return None
-        self._expressions[expression] = entry  # now the last one used
+        self._expressions[expression] = entry  # mark the expression as the most recently used
         if entry.reads.error or (version is not None and entry.complete == version):
             return None
         needed = Evaluations(expression)
@@ -292,7 +295,7 @@ class SelectorIndex:
             elif len(needed.devices) < BATCH:
                 needed.queries[profile] = _Lookup([of], _ask(entry, of, needed))
             else:
-                break  # the next call returns the others
+                break  # the next call returns the remaining evaluations
         if needed.queries:
             return needed
         entry.complete = version
@@ -313,7 +316,7 @@ class SelectorIndex:
                 if self._slices.get(of.name) is of:
                     entry.slices[of.name] = evaluated
         if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
-            entry.profiles.clear()  # most of them belong to former slices
+            entry.profiles.clear()  # most profiles belong to former slices
         if outcomes and outcomes[-1].expensive:
             entry.expensive = outcomes[-1]
         if len(outcomes) < MAX_ALIKE:  # otherwise, the expression reads a unique attribute
@@ -354,7 +357,7 @@ class SelectorIndex:
         return found
 
     def _combined(self, outcomes: Sequence[SelectorResult]) -> Evaluated:
-        """Combine the results for the devices of a slice. Equal results are one object."""
+        """Combine the results for the devices of a slice. Equal results share one object."""
         matches, unknown = 0, ""
         errors: dict[int, str] = {}
         for index, outcome in enumerate(outcomes):
@@ -392,7 +395,8 @@ def evaluate(
     """
     Evaluate an expression for any number of devices. Each batch can take ``seconds``.
 
-    If the evaluator gives up during a batch, the expression is too expensive for all further ones.
+    If the evaluator gives up during a batch, the expression is treated as too expensive for all
+    further batches.
     """
     outcomes: list[SelectorResult] = []
     for start in range(0, len(devices), BATCH):
@@ -486,8 +490,8 @@ def _is_read(name: str, driver: str, read: frozenset[str]) -> bool:
 def _body(
     positions: _Positions, driver: str, values: Sequence[AttributeFact | None]
 ) -> dict[str, Any]:
-    """Return the fields of a device that an expression reads, in the form of the API, and the
-    device's driver."""
+    """Return the device fields that an expression reads, as JSON of the API, and the device's
+    driver."""
     kind = positions.kind
     return {
         "driver": driver,
@@ -501,7 +505,7 @@ def _body(
 
 
 def attribute_body(value: object) -> dict[str, object]:
-    """Return the value of an attribute in the form of the API."""
+    """Return an attribute's value as JSON of the API."""
     match value:
         case bool():
             return {"bool": value}

@@ -33,22 +33,21 @@ from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
 STEPS_PER_CAUSE = 50
-"""The number of steps for the sentence about one request."""
+"""How many steps the sentence about one request costs."""
 
 MAX_NAMED = 3
-"""The maximum number of pools that are named, and of nodes for which the allocator is queried about
-one cause."""
+"""Maximum number of pools to name, and of nodes to query the allocator for about one cause."""
 
 _LOST = ("ListAttributes", "Other")
-"""The device features whose loss means that devices are published without some attributes."""
+"""The device features without which devices are published with fewer attributes."""
 
 _MISSING_KEY = re.compile(r"no such key: (\S+)")
-"""The message of Kubernetes' CEL library for a key that a map does not have."""
+"""Matches the message of Kubernetes' CEL library about a key that a map does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestReport:
-    """A request, or an alternative, and its devices."""
+    """A request or alternative, with its devices."""
 
     name: str
     """``request`` or ``request/subrequest``."""
@@ -69,8 +68,8 @@ def findings_of_shortage(
     Return the reasons why a pod does not fit on any node.
 
     :param reports: the devices of each exact request, keyed by the origin of its claim.
-    :param judged: the results of the nodes, none of which fits.
-    :param reader: the namespace outside of which holders are not named. None means that all are
+    :param judged: the results of the nodes. The pod does not fit on any of them.
+    :param reader: the namespace whose holders may be named. None means that all holders may be
         named.
     :param preempting: whether the pod's priority allows it to preempt other pods. Pods are never
         preempted for devices.
@@ -121,7 +120,7 @@ def findings_of_shortage(
             else each
             for each in findings
         ]
-    # A finding that does not concern a particular claim prevents the allocation of all of them.
+    # A finding without a particular claim prevents the allocation of all claims.
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
     if not trial.world.not_ready():
@@ -132,8 +131,8 @@ def findings_of_shortage(
 
 
 def _perhaps_passing(finding: Finding, note: str) -> Finding:
-    """Return a finding that may no longer apply when pools are complete, because drivers need a
-    moment to publish them."""
+    """Mark a finding as transient, because it may no longer apply when pools are complete. Drivers
+    need a moment to publish them."""
     return replace(
         finding,
         what=f"{finding.what} ({note})",
@@ -196,7 +195,8 @@ _GIVES_UP = "the scheduler gives up on all nodes because of this error on"
 
 
 def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = "") -> Finding:
-    is_passing = error.kind is Failure.INCOMPLETE_POOL  # normal while slices are published
+    # An incomplete pool is normal while slices are being published.
+    is_passing = error.kind is Failure.INCOMPLETE_POOL
     return Finding(
         code=_CODES[error.kind],
         what=f"{error.text}; {fits}{_GIVES_UP} {where}",
@@ -207,7 +207,7 @@ def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = ""
 
 
 def _and_more(number: int) -> str:
-    """Return the number of nodes in addition to the one that is named, as a phrase."""
+    """Return a phrase with the number of nodes in addition to the named one."""
     if number < 2:
         return ""
     return f" (and {number - 1} more node{'s' if number > 2 else ''})"
@@ -217,7 +217,7 @@ _TIMEOUT = re.compile(r"\bnode (\S+): timed out trying to allocate devices")
 _DISABLED = re.compile(
     r"\bclaim \S+, (?:sub)?request [^:]+: [^:;]*\bthe (?:\w+ )?feature is disabled"
 )
-"""Errors of the plugin and the allocator whose causes no object shows: the clock, and the
+"""Matches plugin and allocator errors whose causes do not show in any object: the clock, and the
 scheduler's feature gates."""
 
 
@@ -274,11 +274,11 @@ def _of_selector(failure: str, device: DeviceID, effect: str, trial: Trial) -> F
 
 
 _NOT_COMPILED = " does not compile: "
-"""The part of a failure that does not depend on a device."""
+"""The phrase in a failure description which shows that the failure does not depend on a device."""
 
 
 def with_device(failure: str, device: DeviceID) -> str:
-    """Return the description of a selector's failure, with the device on which it fails."""
+    """Add the device for which a selector fails to the description of the failure."""
     if _NOT_COMPILED in failure:
         return failure
     return f"{failure}, on device {device.device} of pool {device.pool}, driver {device.driver}"
@@ -340,7 +340,7 @@ def advice_on_failure(
 
 def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -> list[Finding]:
     """
-    Return the selectors that fail on each device that could match.
+    Return findings about the selectors that fail for each device that could match.
 
     The allocator does not reach these devices, because they are not free: it skips them before it
     evaluates selectors.
@@ -368,7 +368,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
 def counted_shortage(
     trial: Trial, reports: Mapping[str, Sequence[RequestReport]], *, reader: str | None
 ) -> list[str]:
-    """Return the findings from drakit's own counts, for claims without a result of the
+    """Describe the shortage based on drakit's own counts, for claims without a result from the
     allocator."""
     try:
         return [
@@ -388,15 +388,15 @@ def _short(
     reports: Sequence[RequestReport],
     reader: str | None,
 ) -> list[Finding]:
-    """Return the reasons why a request by itself has too few devices on every node. Empty if it has
-    enough."""
+    """Return the reasons why no node has enough devices for this request by itself. Empty if a node
+    has enough."""
     if any(trial.is_usable(node) for node in trial.able(request)):
         return []
     names = dict(exact_requests(request))
     trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
     findings: list[Finding] = []
     for each in reports:
-        # If a selector fails, it is unknown whether it would select the device.
+        # If a selector fails for a device, it is unknown whether the device would match.
         if each.name in names and not (each.analysis.errors and not each.analysis.matching):
             found = _too_few(wanted.origin, each, reader, trial)
             cause = cause_of_class(each.analysis.request.device_class, found.code, trial.world)
@@ -455,7 +455,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
 def _unavailable(
     code: Code, name: str, report: RequestReport, reader: str | None, world: World
 ) -> Finding:
-    """Return the obstacles of devices that match a request."""
+    """Return a finding about the obstacles to using the devices that match a request."""
     request, found = report.analysis.request, report.found
     match = "matches" if found.total == 1 else "match"
     devices, asks = f'DeviceClass "{request.device_class}" that {match}', ""
@@ -474,8 +474,8 @@ def _unavailable(
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
-    """Return a requested capacity that no matching device has, with advice. Empty if each of them
-    exists."""
+    """Return a requested capacity that no matching device has, with advice. Empty if a device has
+    each of the capacities."""
     asked, found = report.analysis.request, set[str]()
     for _, kind in report.analysis.find_kinds(world):
         found.update(each.name for each in kind.capacity)
@@ -508,7 +508,7 @@ def _most(report: RequestReport, world: World) -> str:
 
 
 def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str:
-    """Return the features that devices of a request lack because of the API server, in
+    """Return the features of a request's devices that the API server has dropped, in
     parentheses."""
     drivers = {driver for driver, _ in analysis.find_kinds(world)}
     said = dropped_fields(drivers, features, world)
@@ -566,7 +566,7 @@ def _competing(
 
 def _taken(trial: Trial, node: str) -> str:
     match list(trial.exact()):
-        case [(position, name, _)]:  # the free devices are for nodes that the pod cannot use
+        case [(position, name, _)]:  # no usable node has the free devices
             return (
                 f'too few of the devices for node {node} that match request "{name}" of '
                 f"{trial.wanted[position.claim].origin} are free: the others are allocated"
@@ -596,14 +596,16 @@ def _fits(
     *,
     changes: Changes = NO_CHANGES,
 ) -> bool:
-    """Return the allocator's result. The next query depends on it."""
+    """Return whether the allocator can allocate the claims. The caller's next query depends on the
+    result."""
     answer = trial.ask(node, claims=claims, changes=changes)
     trial.verdicts.check()
     return answer is not None and answer.fits
 
 
 def _impossible(trial: Trial) -> Iterator[Finding]:
-    """Return the constraints that no devices can satisfy, even if all devices are free."""
+    """Return findings about the constraints that no devices can satisfy, even if all devices are
+    free."""
     for wanted in trial.wanted:
         for constraint in wanted.constraints:
             if absent := _absent_attribute(trial, wanted, constraint):

@@ -1,16 +1,17 @@
 """
-Checks whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at
-all.
+Checks whether a ResourceClaimTemplate's claims, or requests for a DeviceClass, can ever be
+allocated.
 
 All devices are treated as free and untainted, because both states can change independently of the
 template. Therefore, a problem is certain until other devices are published: no pod with such a
-claim can be scheduled. Kubernetes' allocator is queried (:mod:`.queries`), unless numbers and
-selectors are sufficient for the decision. A selector that fails is reported even if the claim fits
-on a node, because the scheduler gives up on all nodes at such a device. If something is not
+claim can be scheduled. Kubernetes' allocator is queried (:mod:`.queries`), unless device counts and
+selectors are sufficient. A selector that fails is reported even if the claim fits on a node,
+because the scheduler gives up on all nodes when it reaches such a device. If a fact cannot be
 evaluated, or the budget is used up (:mod:`.budget`), nothing is returned. Incomplete pools are
 treated as empty, as in the scheduler (:mod:`.pools`).
 
-:mod:`.pending` finds the reason why a pod waits. Does not depend on clients, clocks, or Events.
+:mod:`.pending` finds the reason why a pod is pending. Does not depend on clients, clocks, or
+    Events.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from drakit_explain.trial import failure_of, not_counted
 from drakit_explain.world import Selection, World
 
 STEPS_PER_SLICE = 2
-"""The number of steps for the selectors of a request in a slice."""
+"""How many steps a request's selectors cost per slice."""
 
 FIRST_NODES = 3
-"""The number of nodes in the first query, because most templates fit on one of them. Each further
-query includes as many nodes as already have results."""
+"""How many nodes to query first, because most templates fit on one of them. Each further round
+includes as many nodes as already have results."""
 
 
 def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
@@ -63,7 +64,7 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
         note = _note(exact_of(template.requests), world, nodes.budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
-        return []  # ValueError means that an amount is not a quantity
+        return []  # ValueError: an amount is not a quantity
     return [
         replace(each, what=f"{each.what}{note}", transient=each.code).about(
             template.reference, f"{origin}: "
@@ -74,8 +75,8 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
 
 def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdicts) -> list[Finding]:
     """
-    Return the reasons why no node can have the devices of all claims, although some nodes have
-    those of each request. A finding about one claim contains its origin.
+    Return the reasons why no node can have the devices for all claims together, although some nodes
+    have devices for each request. A finding about one claim contains the claim's origin.
 
     Raises :class:`.QueriesPendingError`.
     """
@@ -107,8 +108,8 @@ def _never_together(claims: Sequence[AskedClaim], nodes: _Nodes) -> Iterator[Fin
 
 
 def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
-    """Return the reasons why no request for this class can be allocated, or the device on which the
-    class's selector fails."""
+    """Return the reasons why no request for this class can be allocated, including a device for
+    which the class's selector fails."""
     request = Request(name="", device_class=device_class.name)
     try:
         found = _of_class(request, world, budget_of(world))
@@ -181,7 +182,7 @@ def _is_certain(requests: Sequence[Request], world: World, budget: Budget) -> bo
     counts_as_empty = rules_of(world.minor).skips_pools
     exact = exact_of(requests)
     for _, pool in world.not_ready():
-        # An invalid pool is reported separately.
+        # The pool is treated as empty. An invalid pool is reported separately.
         if counts_as_empty and pool.state is PoolState.INCOMPLETE:
             continue
         budget.spend(len(exact))
@@ -211,7 +212,7 @@ def _of_claim(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
     for name, exact in (named for each in claim.requests for named in exact_requests(each)):
         error = nodes.match(exact).error
         failing = failing or bool(error)
-        # An error of the class is reported for the class.
+        # Skip an error in a class's selector, because it is reported for the class.
         if error.startswith(OWN_SELECTOR):
             yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {error}')
     if failing or not _is_certain(claim.requests, nodes.world, nodes.budget):
@@ -268,12 +269,12 @@ def _together(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
 
 
 _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
-"""The errors about pools, which do not depend on the template."""
+"""Errors about pools, which do not depend on the template."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """All nodes, and the devices on them that requests select."""
+    """Queries the allocator about all nodes."""
 
     world: World
     verdicts: Verdicts

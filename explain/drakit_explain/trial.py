@@ -1,18 +1,18 @@
 """
-Checks a pod's claims on the nodes of a world: the requests, the devices for each, the allocator's
-result for a node, and one result for all nodes, according to the scheduler's rules.
+Checks whether a pod's claims fit on the nodes of a world: finds the devices for each request, the
+allocator's result for each node, and one result for all nodes, according to the scheduler's rules.
 
-The allocator is queried about the facts unchanged, or with one of them replaced: :mod:`.shortage`
-identifies the cause and :mod:`.remedies` the change that helps. The details of an error in a
-sentence come from the allocator's message. The device and the pool are those of the current node,
-because the query may have been about another node with an equal profile.
+The allocator is queried with the facts either unchanged or with one of them replaced. With replaced
+facts, :mod:`.shortage` identifies the cause, and :mod:`.remedies` finds a change that helps. The
+details of an error in a sentence come from the allocator's message. The device and the pool are
+those of the current node, because the query may have been about another node with an equal profile.
 
 An error on a node that the scheduler checks ends the attempt, even if other nodes fit
 (:mod:`.pools`), and even if an allocated claim of the pod excludes the node: ``Filter`` of the
 DynamicResources plugin searches there as well, in 1.34 to 1.37. For nodes with equal profiles,
 there is one query (:mod:`.queries`). The first queries are about nodes on which an error is
-possible, then about those with enough devices, up to the first that fits. If none fits, some of the
-other nodes are included, because the counts may lack a rule of the allocator. When the budget is
+possible, the next about nodes with enough devices, until one fits. If none fits, some of the other
+nodes are queried, because the counts may not consider a rule of the allocator. When the budget is
 used up, the errors that were found are certain. It is certain that a node fits only if no error is
 possible on the nodes without a result.
 """
@@ -60,20 +60,20 @@ class Trial:
     nodes: Nodes
     budget: Budget
     analyze: Callable[[Request, Budget], Analysis]
-    """Counts the devices of the cluster for an exact request."""
+    """Counts the cluster's devices for an exact request."""
 
     own: frozenset[str] = frozenset()
     """The UIDs of the pod's allocated claims, whose devices the pod also needs."""
 
     fatal: Sequence[str] = ()
-    """Nodes with an error that makes the scheduler give up on the pod, even if other nodes fit.
+    """The nodes with an error that makes the scheduler give up on the pod, even if other nodes fit.
     Only one node of each profile is included."""
 
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
     )
-    """The analyses, keyed by the identity of the request, because computing its hash would cost
-    more than most results."""
+    """The analyses, keyed by the identity of the request, because computing its hash would take
+    longer than computing most results."""
 
     @property
     def rules(self) -> Rules:
@@ -89,7 +89,7 @@ class Trial:
         return found
 
     def found(self, exact: Request) -> Availability:
-        """Return the devices for an exact request on the nodes."""
+        """Return the availability of devices on the nodes for an exact request."""
         return self.analysis(exact).for_nodes(self.nodes, self.budget)
 
     def requests(self) -> Iterator[Request]:
@@ -115,13 +115,13 @@ class Trial:
         return self.world.pools_of_node(self.world.views()[node])
 
     def able(self, request: Request) -> set[str]:
-        """Return the nodes with enough free devices for only this request."""
+        """Return the nodes that have enough free devices for this request by itself."""
         return {
             node for exact in exact_of([request]) for node in self.analysis(exact).able(self.budget)
         }
 
     def able_for_all(self) -> set[str]:
-        """Return the nodes with enough free devices for each request separately."""
+        """Return the nodes that have enough free devices for each request by itself."""
         able: set[str] | None = None
         for request in self.requests():
             found = self.able(request)
@@ -169,14 +169,14 @@ class Trial:
         changes: Changes = NO_CHANGES,
     ) -> Verdict | None:
         """Return the allocator's verdict about a node, or None if the query for it is planned.
-        `claims` and `changes` replace facts of the world."""
+        `claims` and `changes` replace facts in the query."""
         self.budget.spend(_STEPS_PER_ANSWER)
         asked = self.wanted if claims is None else claims
         return self.verdicts.find(asked, node, self.budget, changes)
 
     def unnamed(self) -> Trial:
-        """Return the trial with the names that claims have in queries, so that pods with equal
-        claims share the results."""
+        """Return a copy of the trial in which claims have the same names as in queries, so that
+        pods with equal claims share the results."""
         wanted = [
             replace(each, origin=f"claim {claim_name(number)}")
             for number, each in enumerate(self.wanted)
@@ -184,7 +184,7 @@ class Trial:
         return replace(self, wanted=wanted)
 
     def named(self, text: str) -> str:
-        """Return a message with the names of the claims instead of the names in queries."""
+        """Return a message with the claims' real names instead of their names in queries."""
         origins = dict(enumerate(each.origin for each in self.wanted))
         return _CLAIM.sub(lambda found: origins.get(int(found[1]), found[0]), text)
 
@@ -207,7 +207,7 @@ class Trial:
         return AllocatorError(kind=kind, text=what)
 
     def _failed(self, text: str, node: str) -> AllocatorError | None:
-        """Return the error of a selector, with the device on which it fails."""
+        """Return the error about a selector, with the device for which it fails."""
         found = [
             (name, self.wanted[at.claim].origin, error)
             for at, name, exact in self.exact()
@@ -223,7 +223,7 @@ class Trial:
         return AllocatorError(kind=Failure.SELECTOR, text=what, device=error.device)
 
     def _of_pool(self, kind: Failure, text: str, node: str) -> AllocatorError | None:
-        """Return the error of a pool that is not ready."""
+        """Return the error about a pool that is not ready."""
         invalid = kind is Failure.INVALID_POOL
         state = PoolState.INVALID if invalid else PoolState.INCOMPLETE
         every = _ALL.search(text)
@@ -281,52 +281,52 @@ _FAILURES = {
 
 
 def failure_of(text: str) -> Failure:
-    """Return the kind of an error of the allocator."""
+    """Return the kind of an allocator error."""
     return next((kind for kind, of in _FAILURES.items() if of.search(text)), Failure.OTHER)
 
 
 # ---- all nodes
 
 _NAMED = 3
-"""The maximum number of pools that are named."""
+"""Maximum number of pools to name."""
 
 FIRST_NODES = 4
-"""The number of nodes with enough devices in the first query, because most pods fit on one of
-them."""
+"""How many nodes with enough devices to query first, because most pods fit on one of them."""
 
 OTHER_NODES = 32
 MAX_OTHERS = 4
-"""The maximum number of nodes without enough devices whose profiles are compared, and of queries
-about them."""
+"""Maximum number of nodes without enough devices to compare the profiles of, and of queries about
+them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """The results of a pod's nodes."""
+    """The results of the nodes for a pod."""
 
     answers: Mapping[str, Verdict]
     """The results for the nodes in queries, and for nodes with equal profiles."""
 
     fits_on: str = ""
-    """The node on which the pod fits. If possible, all drivers of the devices are registered
-    there."""
+    """A node on which the pod fits. If possible, it is one where all drivers of the devices are
+    registered."""
 
     fatal: tuple[str, ...] = ()
-    """Nodes with an error that makes the scheduler give up on the pod, in the order of the
+    """The nodes with an error that makes the scheduler give up on the pod, in the order of the
     nodes."""
 
     chance: bool = False
     """Whether the scheduler may find a node before it encounters such an error."""
 
     distinct: tuple[str, ...] = ()
-    """One node of each profile of `fatal`."""
+    """One node for each profile in `fatal`."""
 
     unjudged: tuple[str, ...] = ()
-    """Nodes without a result of the allocator."""
+    """The nodes without a result from the allocator."""
 
     @property
     def fails(self) -> bool:
-        """Whether the scheduler gives up on the pod because of an error that no count explains."""
+        """Whether the scheduler gives up on the pod because of an error that device counts do not
+        explain."""
         return any(failure_of(self.answers[name].text) is Failure.OTHER for name in self.fatal)
 
 
@@ -357,14 +357,15 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             failing = failing or (answer.fatal and reached(name))
         fitting = {name for name, answer in nodes.answers.items() if answer.fits}
         candidates = trial.able_for_all() | fitting
-        # Only if there is an error does it matter how many nodes fit.
+        # How many nodes fit matters only if there is an error.
         most = FEASIBLE_NODES + 1 if failing else 1
         able = (name for name in trial.usable() if name in candidates)
         others = (name for name in trial.usable() if name not in candidates)
         for name, answer in nodes.ask(able, first=FIRST_NODES) if candidates else ():
             if answer.fits:
                 some.append(name)
-                # The scheduler does not know which drivers are registered.
+                # Prefer a node with registered drivers, although the scheduler does not know which
+                # drivers are registered.
                 best = best or (name if nodes.is_registered(name) else "")
                 if best and len(some) >= most:
                     break
@@ -372,7 +373,8 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             if answer.fits:
                 some.append(name)
     except BudgetSpentError:
-        trial.verdicts.check()  # planned queries will not take steps the next time
+        # Raise here if queries are planned, because they do not take steps the next time.
+        trial.verdicts.check()
         spent = True
     fatal = [
         name
@@ -400,7 +402,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
 
 
 def suspects(trial: Trial) -> set[str]:
-    """Return the nodes on which the allocator could fail."""
+    """Return the nodes on which the allocator could return an error."""
     found: set[str] = set()
     ready = trial.rules.skips_pools
     every = False
@@ -409,7 +411,8 @@ def suspects(trial: Trial) -> set[str]:
         for error in analysis.errors:
             found.update(error.nodes)
         trial.budget.spend(1 + len(analysis.errors))
-        if exact.every:  # a constraint, too many devices, or a pool that is not ready
+        # The request can fail due to a constraint, too many devices, or a pool that is not ready.
+        if exact.every:
             trial.budget.spend(len(analysis.on_nodes) // 10)
             found.update(analysis.on_nodes)
             every = True
@@ -430,7 +433,7 @@ def suspects(trial: Trial) -> set[str]:
 
 @dataclass(slots=True)
 class _Nodes:
-    """The nodes of a trial. There is one query for each profile."""
+    """Queries the allocator about the nodes of a trial, once for each profile."""
 
     trial: Trial
     answers: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
@@ -442,8 +445,8 @@ class _Nodes:
         """
         Yield the known results of nodes, then raise :class:`QueriesPendingError`.
 
-        :param first: the number of queries that are planned at first. After that, as many as
-            already have results.
+        :param first: how many queries to plan at first. After that, as many are planned as already
+            have results.
         """
         verdicts = self.trial.verdicts
         for name in nodes:
@@ -463,8 +466,8 @@ class _Nodes:
         return list(found.values())[:MAX_OTHERS]
 
     def is_registered(self, node: str) -> bool:
-        """Return whether the drivers of a result are registered. A driver is treated as registered
-        unless a report states otherwise."""
+        """Return whether the drivers of the devices found on a node are registered there. A driver
+        is treated as registered unless a report states otherwise."""
         drivers = self.answers[node].drivers
         return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
@@ -476,7 +479,7 @@ def not_counted(
     world: World, requests: Iterable[Request], nodes: Collection[str], budget: Budget
 ) -> str:
     """
-    Name the incomplete pools of nodes that could contain devices for exact requests, as a clause.
+    Return a clause with the nodes' incomplete pools that could contain devices for exact requests.
 
     Empty if there are none.
     """

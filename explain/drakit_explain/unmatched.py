@@ -31,12 +31,11 @@ _CHANGES_MATCHES = (
     "Other",
     "Taints",
 )
-"""Device features without which the driver publishes other devices, or the same devices with fewer
-attributes."""
+"""Device features without which a driver publishes different devices, or the same devices with
+fewer attributes."""
 
 MAX_COMPARED = 256
-"""The maximum number of values of an attribute, and of names, that are searched for similar
-ones."""
+"""Maximum number of an attribute's values, and of names, to search for similar ones."""
 
 _NAMED = 3
 
@@ -45,7 +44,7 @@ _ACCESS = re.compile(
     r"""(?:\.(?P<name>\w+)|\[['"](?P<key>[^'"]+)['"]\])"""
     r"""(?:\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?:(?P<v>['"])(?P<value>[^'"]*)(?P=v)|(?P<other>\S+)))?"""
 )
-"""An attribute or a capacity in a selector, and the string with which it is compared."""
+"""Matches an attribute or a capacity in a selector, and the string with which it is compared."""
 
 _TEST = re.compile(
     r"""['"](?P<name>\w+)['"]\s+in\s+device\.(?P<field>attributes|capacity)"""
@@ -71,7 +70,8 @@ def why_unmatched(request: Request, world: World) -> str:
 
 def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driver: str) -> str:
     """
-    Return how to correct a selector that compares a version or a quantity as if it were a string.
+    Return advice on how to correct a selector that compares a version or quantity as if it were a
+    string.
 
     :param texts: the selectors of the request, one of which fails.
     """
@@ -107,8 +107,8 @@ def domain_of(key: str, texts: Collection[str]) -> str:
 
 
 def uncounted(request: Request, world: World) -> str:
-    """Return the unused slice in which a request matches devices, and the reason why it is not
-    used, as a clause with the remedy. Empty if there is none."""
+    """If a request matches devices in a slice that is not used, return the slice and the reason why
+    it is not used, as a clause with the remedy. Empty if there is no such slice."""
     for of in world.uncounted():
         if not of.unread:
             try:
@@ -152,7 +152,7 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
 
 
 _WITHOUT_DEVICES = ("DevicesRejected", "NoDeviceMatched", "NoNodes", "NodeProblems", "Refused")
-"""Reasons of the condition Applied that explain why a policy does not publish any device."""
+"""The reasons of the condition Applied that explain why a policy does not publish any device."""
 
 
 def _unpublished(policy: str, world: World) -> str:
@@ -187,7 +187,7 @@ def _absent(texts: Collection[str], world: World) -> str:
     tests = [match for text in texts for match in _TEST.finditer(text)]
     if not accesses and not tests:
         return ""
-    compared: dict[str, set[tuple[str, str]]] = {}  # with the selector and the value
+    compared: dict[str, set[tuple[str, str]]] = {}  # for each full name, the selector and the value
     for text, each in accesses:
         if each["value"] is not None:
             compared.setdefault(_accessed(each), set()).add((text, each["value"]))

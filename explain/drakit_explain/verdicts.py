@@ -1,5 +1,5 @@
 """
-Verdicts of Kubernetes' own allocator: the meaning of the helper's response.
+The verdicts of Kubernetes' own allocator, parsed from the helper's response.
 
 Does not depend on processes.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from drakit_formats.resource.objects import Object
 
 MAX_BYTES = 4 << 20
-"""The maximum size of a query, as in ``operator/cel/verdict.go``."""
+"""Maximum size of a query, as in ``operator/cel/verdict.go``."""
 
 
 class VerdictOutcome(Enum):
@@ -28,7 +28,7 @@ class VerdictOutcome(Enum):
     """The scheduler gives up on the pod, regardless of other nodes."""
 
     UNDECIDED = "undecided"
-    """There is no certain result. The message contains the reason."""
+    """The result is uncertain. The message contains the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Verdict:
     """The allocator's error message, if any. It can contain strings from a tenant."""
 
     varies: bool = False
-    """Whether another search can have a different result."""
+    """Whether another search can return a different result."""
 
     results: tuple[tuple[Object, ...], ...] = ()
     """The results for each claim (API: ``allocation.devices.results``), if the claims are
@@ -69,8 +69,8 @@ def parse_verdicts(answer: Any, *, nodes: int) -> tuple[Verdict, ...]:
     """
     Return a verdict for each node of a query.
 
-    All of them are undecided if the query has fields that the helper's release of Kubernetes does
-    not have, because the allocator has ignored these fields.
+    All verdicts are undecided if the query has fields that the helper's Kubernetes release does not
+    know, because the allocator has ignored these fields.
     """
     found = [_verdict(each) for each in answer["verdicts"]]
     if len(found) != nodes:

@@ -1,8 +1,8 @@
 """
 Phrases that explain why the devices of a request are unavailable: parts of one sentence.
 
-They are for readers of a pod's Events, and state what to check next. The same situation results in
-the same phrases, regardless of the order of its facts.
+The phrases are for readers of a pod's Events, and state what to check next. The same situation
+results in the same phrases, regardless of the order of its facts.
 
 Does not depend on pods, clients, or clocks.
 """
@@ -19,7 +19,7 @@ from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.reports import UNAVAILABLE, UNHEALTHY
 
 NAMED_WORDS = 3
-"""The maximum number of taint keys, or of capacities, that are named for one reason."""
+"""Maximum number of taint keys, or of capacities, to name for one reason."""
 
 _ADVICE = {
     "drakit.dev/gone": (
@@ -43,7 +43,7 @@ _ADVICE = {
         "node"
     ),
 }
-"""Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
+"""The remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
 
 _RESOURCES = NodeProblem.RESOURCES.value
 _CONDITION = "condition"
@@ -62,15 +62,17 @@ _RULES = {
 _ADVICE_FOR_OTHERS = (
     "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
 )
-"""The advice names the effect, because the scheduler accepts a toleration without it, but such a
-toleration does not prevent the eviction of the pod from a device with the effect NoExecute."""
+"""The advice for other taints. It includes the effect: the scheduler accepts a toleration without
+an effect, but such a toleration does not prevent a pod from being evicted because of a NoExecute
+taint."""
 
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
     """
-    Return the reasons why devices are unavailable. `of` is their owner, such as a request.
+    Return the reasons why devices are unavailable. `of` describes whose devices they are, such as a
+    request.
 
-    Holders outside the reader's namespace are counted, not named. If the reader is None, all are
+    Holders outside the reader's namespace are only counted. If the reader is None, all holders are
     named.
     """
     parts = list(_parts(found, reader))
@@ -83,7 +85,7 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
 
 def how_taints_end(found: Availability, said: Sequence[str]) -> str:
     """
-    Return how the taints of devices are removed, as clauses. Empty if it is unknown.
+    Return how the devices' taints can be removed, as clauses. Empty if that is unknown.
 
     :param said: the messages of drivers about unhealthy devices.
     """
@@ -159,7 +161,7 @@ def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, 
 
 
 def _left(found: Availability) -> str:
-    """Return the remaining amounts of capacities, in the units of the slice."""
+    """Return how much of each capacity is left, in the units of the slice."""
     several = found.used_up.devices > 1
     parts = [
         f"{'at most ' if several else ''}{quantity_text(left.amount)} of "
@@ -182,7 +184,7 @@ def quantity_text(units: int) -> str:
 
 
 def _nodes(found: Availability) -> str:
-    """Name the kinds of rules that prevent the pod from using nodes."""
+    """Return the kinds of rules that prevent the pod from using nodes, as a phrase."""
     kinds: dict[str, list[str]] = {}
     for kind, detail in _rules_of_nodes(found):
         kinds.setdefault(kind, []).append(detail)
@@ -236,8 +238,8 @@ def cut(words: list[str], most: int) -> str:
 
 
 def named_holder(claim: ClaimFacts) -> str:
-    """Name a claim with the pods that use it, and the reason why it still exists if it is being
-    deleted."""
+    """Return a claim's name with the pods that use the claim. If the claim is being deleted,
+    include the reason why it still exists."""
     users = cut(claim.users, 1) or "no pod"
     if claim.held_by:
         users += f"; its deletion waits for finalizer {claim.held_by[0]}"

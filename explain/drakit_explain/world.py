@@ -1,5 +1,6 @@
 """
-The facts of a cluster, indexed for explanations: the holders of devices, and the slices of a node.
+The facts of a cluster, indexed for explanations: for example, the holders of devices, and the
+slices of a node.
 
 A world receives facts and deletions one by one or as complete lists. The operator keeps a world up
 to date from watches, and ``kubectl drakit`` fills one from lists.
@@ -62,8 +63,8 @@ EVERYWHERE = ""
 
 
 MAX_MASKS = 64
-"""The maximum number of sets of devices in a slice whose holders are cached. Each distinct selector
-can result in another set."""
+"""Maximum number of device sets per slice to cache the holders of. Each distinct selector can
+result in a different set."""
 
 
 class Name(NamedTuple):
@@ -84,7 +85,7 @@ class Change:
 
 
 class _Use(NamedTuple):
-    """An object, and the kind of the objects that refer to it."""
+    """An object that others refer to, and the kind of the referring objects."""
 
     by: type[Fact]
     kind: type[Fact]
@@ -136,10 +137,11 @@ class World:
         """The requests of the pods on each node. None if they are unknown."""
 
         self.minor: int | None = None
-        """The minor version of Kubernetes 1. None if it is unknown."""
+        """The minor version of Kubernetes (1.x). None if it is unknown."""
 
         self.hidden: frozenset[type[Fact]] = frozenset()
-        """The kinds that may not be listed, so that objects may exist that are missing here."""
+        """The kinds that may not be listed. Objects of these kinds may exist even though they are
+        missing here."""
 
         self.revision: int = 0
         """A number that increases with each change to devices and their holders."""
@@ -151,13 +153,13 @@ class World:
         """The revision of the last change to a DeviceClass or DeviceTaintRule."""
 
         self.registrations_revision: int = 0
-        """A number that increases when a driver is registered with the kubelet, or is no longer
-        registered."""
+        """A number that increases when a driver is registered or unregistered with the kubelet."""
 
     # ---- updates
 
     def use_release(self, minor: int | None) -> bool:
-        """Set the minor version of Kubernetes 1, if it is known. Return whether it has changed."""
+        """Set the minor version of Kubernetes (1.x) unless it is None. Return whether it has
+        changed."""
         if minor is None or minor == self.minor:
             return False
         self.minor = minor
@@ -166,7 +168,7 @@ class World:
         return True
 
     def apply(self, fact: Fact) -> Change | None:
-        """Store an object. Return the change, or None if nothing has changed."""
+        """Store an object. Return the change, or None if there is none."""
         name = name_of_fact(fact)
         old = self._facts[type(fact)].get(name)
         if old == fact:
@@ -175,8 +177,8 @@ class World:
         return Change(name=name, old=old, new=fact)
 
     def confirm(self, old: Fact | None, new: Fact) -> None:
-        """Store the object that a write has returned, unless it was changed during the write. In
-        that case, the watch reports a later state."""
+        """Store the object that a write returned, unless the world's object changed during the
+        write. In that case, the watch reports a later state."""
         if self._facts[type(new)].get(name_of_fact(new)) is old:
             self.apply(new)
 
@@ -244,7 +246,7 @@ class World:
         return (self.of(ClaimFacts)[name] for name in self._not_allocated)
 
     def waiting_pods(self) -> Iterator[Name]:
-        """Name the pods that do not have a node yet, or have not started on it."""
+        """Return the names of the pods that do not have a node yet, or have not started on it."""
         return (
             name
             for name, pod in self.of(PodFacts).items()
@@ -282,7 +284,8 @@ class World:
 
     def views(self) -> Mapping[str, NodeView]:
         """
-        Return all nodes. If nodes may not be listed, return those that slices name, without labels.
+        Return all nodes. If nodes may not be listed, return the nodes that slices name, without
+        labels.
 
         The result is cached until a node or a slice changes, because each query about a node needs
         it.
@@ -318,8 +321,8 @@ class World:
         return self._reachable
 
     def uncounted(self) -> Sequence[SliceFacts]:
-        """Return the slices with devices from which no node allocates. Cached like the other
-        slices."""
+        """Return the slices that contain devices, but from which no node allocates. Cached until a
+        slice or node changes."""
         if self._uncounted is None:
             counted = {each.slice.name for each in self.reachable()}
             every = self.slices() if len(counted) < len(self.slices()) else ()
@@ -327,8 +330,9 @@ class World:
         return self._uncounted
 
     def counted_one_by_one(self) -> int:
-        """Return the number of reachable devices that have taints, counters, shares or a separate
-        node selection. In a pool with DeviceTaintRules, this includes all devices."""
+        """Return the number of reachable devices that must be counted one by one, because they have
+        taints, counters, shares or a separate node selection. In a pool with DeviceTaintRules,
+        these are all devices."""
         if self._devices is None:
             self._devices = sum(
                 len(each.slice.devices)
@@ -353,14 +357,16 @@ class World:
         return self._stamps.get(pool.identity, 0)
 
     def pools_changed_since(self, revision: int) -> Iterator[PoolID]:
-        """Name the pools in which an allocation has changed since a revision, in reverse order."""
+        """Yield the pools in which an allocation has changed since a revision, the latest change
+        first."""
         for pool, changed in reversed(self._stamps.items()):
             if changed <= revision:
                 return
             yield pool
 
     def unreadable(self) -> list[str]:
-        """Name the slices that exist but could not be read. They may contain any devices."""
+        """Return the names of the slices that exist but could not be read. They may contain any
+        devices."""
         return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
 
     def allocated_in(self, of: SliceFacts) -> int:
@@ -374,7 +380,8 @@ class World:
         return self._allocated_in[of.name]
 
     def holders_in(self, of: SliceFacts, devices: int) -> Mapping[str, ClaimFacts]:
-        """Return the claims that hold some of the devices of a slice exclusively, keyed by UID."""
+        """Return the claims that exclusively hold any of the given devices of a slice, keyed by
+        UID. `devices` is a bitmask."""
         known = self._holders_in.setdefault(of.name, {})
         if devices not in known:
             if len(known) >= MAX_MASKS:
@@ -430,21 +437,21 @@ class World:
         return (*facts.taints, *added) if added else facts.taints
 
     def taint_rules(self, device: DeviceID, taints: Collection[TaintFacts]) -> Iterator[str]:
-        """Name the DeviceTaintRules that add one of these taints to a device."""
+        """Yield the names of the DeviceTaintRules that add one of these taints to a device."""
         rules = self.rules_of_pool(device.of_pool)
         return (each.name for each in rules if each.taint in taints and each.selects(device))
 
     # ---- selectors
 
     def forget_outcomes(self) -> None:
-        """Drop the results of all selectors, because the rules of evaluation have changed."""
+        """Drop the results of all selectors, because the evaluation rules have changed."""
         self.selectors.clear()
         self.revision += 1
         self.rules_revision = self.revision
 
     def expressions(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """Return the selectors of a request in the scheduler's order, each as its owner and the
-        expression."""
+        """Return the selectors of a request in the scheduler's order, each as a pair of its owner
+        and expression."""
         device_class = self.device_class(request.device_class)
         of_class = device_class.selectors if device_class is not None else ()
         return (
@@ -468,7 +475,7 @@ class World:
         """
         Return the results of all selectors of a request for a slice.
 
-        :param without: an expression that is treated as true.
+        :param without: an expression to treat as true.
         """
         alive = (1 << len(of.devices)) - 1
         errors: dict[int, str] = {}
@@ -487,7 +494,8 @@ class World:
                 found = None if problem else self.selectors.evaluated(expression, of)
             except KeyError:
                 raise NotEvaluatedError(f"a selector of {owner} is not evaluated yet") from None
-            if found is None:  # each device that reaches the selector would stop the allocation
+            # If the selector does not compile, each device that reaches it stops the allocation.
+            if found is None:
                 error = f"{selector_of(owner)} does not compile: {problem}"
                 errors |= dict.fromkeys(bits(alive), error)
                 alive = 0
@@ -578,10 +586,12 @@ class World:
     def _claim_changed(self, fact: ClaimFacts) -> None:
         pools = {device.of_pool for device in fact.devices}
         pools.update(share.device.of_pool for share in fact.shares)
-        if fact.allocated:  # admin access also determines on which nodes pods can run
+        # Claims with only admin access are included, because they also determine on which nodes
+        # pods can run.
+        if fact.allocated:
             self.revision += 1
         for pool in pools & self._slices_by_pool.keys():
-            self._stamps.pop(pool, None)  # the last entry must be the newest
+            self._stamps.pop(pool, None)  # reinsert the entry, so that the newest is last
             self._stamps[pool] = self.revision
             for of in self.slices_of_pool(pool):
                 self._forget_holders(of)
@@ -594,7 +604,7 @@ class World:
     def _slice_changed(self, fact: SliceFacts) -> None:
         self._reachability_changed()
         if not self.of(NodeFacts):
-            self._views = None  # the views are built from slices
+            self._views = None  # the views may be built from slices
         self._forget_holders(fact)
         place = _place_of(fact)
         nodes = {_place_of(each) for each in self.slices_of_pool(fact.of_pool)} | {place}
@@ -625,7 +635,7 @@ def _registration(fact: Fact | None) -> str:
 
 
 def _place_of(fact: SliceFacts) -> str:
-    """Return the node that a slice names. Slices with counters affect every node."""
+    """Return the node that a slice names. A slice with only counters may affect every node."""
     if fact.place is None or fact.counter_sets:
         return EVERYWHERE
     return fact.place.node
@@ -658,14 +668,14 @@ class Selection:
     """The devices that one request selects. Valid until a DeviceClass changes."""
 
     def __init__(self, world: World, request: Request, *, without: str = "") -> None:
-        """:param without: an expression that is treated as true."""
+        """:param without: an expression to treat as true."""
         self._world = world
         self._request = request
         self._without = without
         self._expressions = [text for _, text in world.expressions(request) if text != without]
         self._known: dict[tuple[int, ...], tuple[list[Evaluated], Selected]] = {}
-        """The results, keyed by the number of devices and the identity of the outcomes, which are
-        kept alive for that purpose."""
+        """The results, keyed by the number of devices and the identity of the outcomes, which the
+        value keeps alive."""
 
     def of(self, of: SliceFacts) -> Selected:
         """
@@ -676,7 +686,8 @@ class Selection:
         index = self._world.selectors
         try:
             outcomes = [index.evaluated(each, of) for each in self._expressions]
-        except KeyError:  # a selector does not compile, or its error names the missing part
+        # Let `selected` report a selector that does not compile, or has not been evaluated.
+        except KeyError:
             return self._world.selected(self._request, of, without=self._without)
         key = (len(of.devices), *map(id, outcomes))
         known = self._known.get(key)

@@ -1,7 +1,8 @@
 """
 Group, version and names of drakit's custom resources.
 
-All code that reads or writes them uses this module. The definitions are in ``charts/drakit/crds/``.
+All code that reads or writes these resources uses this module. The definitions are in
+``charts/drakit/crds/``.
 """
 
 from __future__ import annotations

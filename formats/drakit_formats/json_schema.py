@@ -3,8 +3,8 @@ Checks values against JSON schemas, such as those that pydantic generates for a 
 
 Values come from tenants, and schemas from administrators. Therefore, a check has a limited number
 of steps, patterns take linear time, and messages contain no values, which may be secrets. An
-unsupported keyword, such as ``if``, accepts every value. If a value exceeds the limit, the rest of
-it is also accepted, so a valid value is never rejected.
+unsupported keyword, such as ``if``, accepts every value. If the check of a value reaches its step
+limit, the rest of the value is also accepted, so that a valid value is never rejected.
 
 Does not depend on drivers.
 """
@@ -24,29 +24,28 @@ from pydantic_core import SchemaValidator, core_schema
 from drakit_formats.resource.objects import Object
 
 MAX_STEPS = 20_000
-"""The maximum number of steps of a check. A value of 10 KiB, which the API server accepts, has at
-most 5,000 parts."""
+"""Maximum number of steps in a check. A value of 10 KiB, which the API server accepts, has at most
+5,000 parts."""
 
 CHEAP = 16
-"""The number of comparisons with an allowed value or a known key that cost one step. It is also the
-number of steps of a comparison with a pattern, which may have to be compiled."""
+"""How many comparisons with an allowed value or a known key cost one step. It is also how many
+steps a comparison with a pattern costs, because the pattern may have to be compiled."""
 
 MAX_PATTERNS = 1024
-"""The maximum number of cached patterns."""
+"""Maximum number of patterns to cache."""
 
 MAX_DEPTH = 64
-"""The maximum number of nested schemas, because a schema can refer to itself."""
+"""Maximum nesting depth of schemas, because a schema can refer to itself."""
 
 MAX_PROBLEMS = 5
-"""The maximum number of reported problems. A message with all of them would be too long for a
-terminal."""
+"""Maximum number of problems to report. A message with more would be too long for a terminal."""
 
 MAX_NAMES = 10
-"""The maximum number of keys and values of a schema that a message lists."""
+"""Maximum number of a schema's keys or values to list in a message."""
 
 MAX_PART = 64
 MAX_PATH = 256
-"""The maximum length of a key, a value, a pattern or a path in a message."""
+"""Maximum length of a key, value, pattern or path in a message."""
 
 Part: TypeAlias = "str | int"
 Path: TypeAlias = "tuple[Part, ...]"
@@ -96,7 +95,7 @@ _KEYWORDS: Mapping[str, Object] = {
 
 
 class _SpentError(Exception):
-    """A check has used all its steps."""
+    """The check has used all its steps."""
 
 
 class _Problem(NamedTuple):
@@ -125,10 +124,10 @@ class JsonSchema:
         max_steps: int = MAX_STEPS,
     ) -> list[str]:
         """
-        Return the problems of a value, each with the path of the field: at most `MAX_PROBLEMS`.
+        Return at most `MAX_PROBLEMS` problems with a value, each with the path of the field.
 
         :param required: the only top-level keys that are reported if they are missing. The other
-            keys may be in another value, which is merged with this one.
+            required keys may be in another value that is merged with this one.
         """
         found: list[_Problem] = []
         with suppress(_SpentError):
@@ -147,7 +146,7 @@ class JsonSchema:
 
 
 SCHEMA = JsonSchema({"type": ["object", "boolean"], "properties": _KEYWORDS})
-"""The schema of JSON schemas."""
+"""The schema for JSON schemas themselves."""
 
 
 @lru_cache(MAX_PATTERNS)
@@ -209,8 +208,8 @@ class _Check:
             raise _SpentError
 
     def _resolved(self, reference: str) -> Any:
-        """Return the schema that a reference points to. If there is none, return one that accepts
-        everything."""
+        """Return the schema that a reference points to. If there is no such schema, return one that
+        accepts everything."""
         start, *parts = reference.split("/")
         found: Any = self._root if start == "#" else True
         for part in parts:
@@ -222,7 +221,7 @@ class _Check:
         return found
 
     def _plain(self, schema: Object, value: Any, path: Path) -> Iterator[_Problem]:
-        """Check the keywords that do not concern the parts of the value."""
+        """Check the keywords that apply to the value itself, not to its parts."""
         kinds = schema.get("type", ())
         kinds = [kinds] if isinstance(kinds, str) else kinds
         known = [_TYPES[kind] for kind in kinds if kind in _TYPES]
@@ -277,8 +276,8 @@ class _Check:
     def _any(
         self, schemas: Sequence[Any], value: Any, path: Path, depth: int
     ) -> Iterator[_Problem]:
-        """If no alternative matches, report the problems of the most likely one: the only one with
-        the type of the value, and with most of the value's constants."""
+        """If no alternative matches, report the problems of the most likely one: the one with the
+        same type as the value, and with the fewest differing constants."""
         found: list[tuple[bool, int, list[_Problem]]] = []
         for each in schemas:
             problems = list(islice(self.value(each, value, path, depth), MAX_PROBLEMS))
@@ -301,7 +300,7 @@ def _sentence(path: Path, problem: str) -> str:
 
 
 def shown(path: Sequence[Part]) -> str:
-    """Return the path of a field in the form that users write."""
+    """Return the path of a field as users write it."""
     text = ""
     for part in path:
         name = f"[{part}]" if isinstance(part, int) else _name(part)
@@ -310,7 +309,7 @@ def shown(path: Sequence[Part]) -> str:
 
 
 def listed(values: Sequence[object]) -> str:
-    """Return the first values in the form that users write, and the number of the others."""
+    """Return the first values as users write them, and the number of the others."""
     texts = [each if isinstance(each, str) else json.dumps(each) for each in values[:MAX_NAMES]]
     more = f" and {len(values) - MAX_NAMES} more" if len(values) > MAX_NAMES else ""
     return ", ".join(map(_name, texts)) + more

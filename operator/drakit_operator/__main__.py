@@ -60,7 +60,7 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
 
 
 def parser() -> ProgramParser:
-    """Return the parser of the command line."""
+    """Return the command-line parser."""
     parser = ProgramParser(
         prog="drakit-operator",
         description="Explains in Events why pods wait for devices, and reconciles drakit's custom "
@@ -88,13 +88,14 @@ def _limit_kopf_logs() -> None:
     # Kopf logs each handled event at INFO.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").addFilter(_name_object)
-    # The webhook's Kopf runs in a thread, which does not receive signals.
+    # The webhook's Kopf instance runs in a thread that does not receive signals, and logs that as a
+    # warning.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 def _name_object(record: logging.LogRecord) -> bool:
-    """Remove the data that Kopf adds to a record, about 2 KiB of settings, except for the object.
-    Drop the records of refusals, because tenants can cause any number of them."""
+    """Remove the data that Kopf adds to a log record (about 2 KiB of settings), except for the
+    object. Drop records about refusals, because tenants can cause any number of them."""
     if str(record.msg).startswith("Webhook ") and "failed permanently" in str(record.msg):
         return False
     facts = vars(record)

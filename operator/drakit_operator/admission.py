@@ -45,31 +45,30 @@ from drakit_operator.kopf_import import Resource, kopf, run
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""The maximum number of concurrent connections, which take up to 200 KiB each. An API server needs
-one or two."""
+"""Maximum number of concurrent connections. Each takes up to 200 KiB. An API server needs one or
+two."""
 
 MAX_REQUEST_BYTES = 3 << 20
 SMALL_REQUEST_BYTES = 1 << 16
 MAX_LARGE_REQUESTS = 4
-"""The maximum number of larger requests that are read at the same time. Small requests, which are
-the majority, do not wait for large ones from slow clients."""
+"""Maximum number of larger requests to read concurrently. Most requests are small, and do not wait
+for large ones from slow clients."""
 
 MAX_VALUES = 20_000
-"""The maximum number of values in a request. A value can take 100 times as much memory as in
-JSON."""
+"""Maximum number of JSON values in a request. A decoded value can take 100 times as much memory as
+its JSON."""
 
 REQUEST_SECONDS = 3.0
 """The time limit for a TLS handshake, and for a request. The API server does not wait longer."""
 
 MAX_SENTENCES = 3
-"""The number of configs whose problems a refusal reports."""
+"""Maximum number of configs whose problems a refusal reports."""
 
 CERTIFICATE_SECONDS = 5.0
-"""The interval at which the files of the certificate are checked, because the kubelet replaces
-them."""
+"""How often to check the certificate files, which the kubelet replaces."""
 
 TEMPLATE_SECONDS = 1.0
-"""The longest wait for the leader's result about a template. The API server waits 3 s in total."""
+"""How long to wait for the leader's result about a template. The API server waits 3 s in total."""
 
 TEMPLATES_A_SECOND = 2.0
 TEMPLATES_AT_ONCE = 10.0
@@ -78,17 +77,17 @@ check of a large cluster takes a tenth of a second there. The leader later check
 anyway, for an Event."""
 
 RETRY_SECONDS = 0.5
-"""The pause after an error while accepting a connection."""
+"""How long to wait after failing to accept a connection."""
 
 STOP_SECONDS = 2.0
-"""The time limit for the requests that are in flight at a stop."""
+"""How long to wait for in-flight requests during shutdown."""
 
 LOG_SECONDS = 60.0
 """The minimum time between two log lines about requests, because anyone on the pod network can send
-them."""
+requests."""
 
 MAX_LOGGED = 256
-"""The maximum length of such a log line."""
+"""Maximum length of a log line about a request."""
 
 INVALID = 422
 """The HTTP status of a refusal."""
@@ -119,7 +118,8 @@ class Admission:
         """
         :param connect: opens a session in the thread of the webhook.
         :param warn: called in that thread.
-        :param policy_type: the type of the ``spec`` of HostDevicePolicies. None without them.
+        :param policy_type: the type of a HostDevicePolicy's ``spec``. None if the operator does not
+            reconcile HostDevicePolicies.
         :param count: receives the result of each request.
         """
         self._settings = settings
@@ -147,10 +147,10 @@ class Admission:
         """The port in use. 0 while the webhook is not served."""
 
     async def run(self) -> None:
-        """Serve until canceled. Raise the error that ended a part."""
+        """Serve until canceled. If a part of the webhook fails, raise its error."""
         await run_in_thread("admission", self._serve, stop_seconds=2 * STOP_SECONDS)
 
-    # ---- in the thread of the webhook
+    # ---- called in the webhook thread
 
     async def _serve(self, stop: asyncio.Event) -> None:
         self._limiter = RateLimiter(burst=TEMPLATES_AT_ONCE, per_second=TEMPLATES_A_SECOND)
@@ -176,7 +176,7 @@ class Admission:
 
     @property
     def resources(self) -> list[Resource]:
-        """The kinds that are checked, in each version that a request can have."""
+        """The kinds to check, in each version that a request can have."""
         ours = [crds.DRIVERS, *([crds.POLICIES] if self._policy_type else [])]
         kinds = [(GROUP, version, plural) for version in VERSIONS for plural in CHECKED]
         kinds += [(crds.GROUP, crds.VERSION, plural) for plural in ours]
@@ -186,7 +186,7 @@ class Admission:
         ]
 
     async def events(self, resource: Resource) -> AsyncGenerator[Mapping[str, Any]]:
-        """Yield nothing, because no handler needs events from the cluster."""
+        """Yield nothing, because the webhook's handlers do not need cluster events."""
         await asyncio.Event().wait()
         yield {}
 
@@ -217,7 +217,7 @@ class Admission:
         settings.process.ultimate_exiting_timeout = None
 
     async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        # Kopf needs a server, although this code sends no requests.
+        # Kopf requires a server URL, although the webhook does not send requests through Kopf.
         return kopf.ConnectionInfo(server="https://unused.invalid")
 
     # ------------------------------------------------------------ the server
@@ -225,7 +225,7 @@ class Admission:
     async def _listen(self, answer: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
         """Serve the requests of the API server. Kopf gets no configuration to register, because the
         chart registers the webhook."""
-        await self._listed.wait()  # without schemas, the webhook would allow the request
+        await self._listed.wait()  # without schemas, the webhook would allow invalid objects
         while not await self._load_certificate():  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(CERTIFICATE_SECONDS)
         large = asyncio.Semaphore(MAX_LARGE_REQUESTS)
@@ -241,7 +241,8 @@ class Admission:
                     found = await answer(orjson.loads(body))
                 response = found["response"]
                 if not response["allowed"] and response["status"]["code"] != INVALID:
-                    raise RuntimeError(response["status"]["message"])  # this is a bug in our code
+                    # This is a bug in the webhook.
+                    raise RuntimeError(response["status"]["message"])
             except Exception as error:  # without a result, the API server allows the request
                 self._count("error")
                 self._requests.report(repr(error)[:MAX_LOGGED])
@@ -278,13 +279,13 @@ class Admission:
             await runner.cleanup()
 
     async def _load_certificate(self) -> bool:
-        """Load the certificate for new connections, or keep the old one. Return whether the
-        certificate can be used."""
+        """Load the certificate for new connections. If that fails, keep the old one. Return whether
+        there is a certificate to use."""
         folder = self._settings.certificates
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # The kubelet replaces the directory, so both files must come from the same one.
+            # The kubelet replaces the whole directory, so load both files from the same directory.
             certificate = await asyncio.to_thread((folder / "tls.crt").resolve, strict=True)
             context.load_cert_chain(certificate, certificate.with_name("tls.key"))
         except OSError as error:
@@ -309,7 +310,7 @@ class Admission:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError:  # such as a lack of file descriptors
+            except OSError:  # for example, there are no free file descriptors
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if len(opening) + len(server.connections) >= MAX_CONNECTIONS:
@@ -346,8 +347,8 @@ class Admission:
 
 
 def _has_new_spec(*, body: kopf.Body, old: Any, **_: Any) -> bool:
-    """Return whether an object may be refused. An object that was accepted before may be refused
-    only if its spec is new, because its labels must remain changeable."""
+    """Return whether the webhook may refuse an object. An existing object may be refused only if
+    its spec has changed, so that its labels can always be changed."""
     return old is None or old.get("spec") != body.get("spec")
 
 

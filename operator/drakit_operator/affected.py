@@ -1,8 +1,8 @@
 """
 Selects the objects that must be checked again after other objects have changed.
 
-Selecting too many objects is harmless: each is queued once, and nothing is announced twice.
-Selecting too few is not.
+Selecting too many objects is harmless: each is queued once, and nothing is announced twice. If an
+object is missed, its announcement is missing or wrong.
 
 Does not depend on queues.
 """
@@ -38,11 +38,11 @@ from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
 POLICY, REPORT, MAINTENANCE, DRIVER = "policy", "report", "maintenance", "driver"
-"""The concerns: kinds of objects, with the names that they have in the queue and in metrics."""
+"""The concerns: the kinds of objects to check, named as in the queue and in metrics."""
 
 
 class Key(NamedTuple):
-    """An object of a concern."""
+    """Identifies an object of a concern."""
 
     concern: str
     name: Name
@@ -65,8 +65,8 @@ class _Affected:
     """
     The objects that a batch of changes affects.
 
-    If one change affects many objects, they are determined once per batch. Otherwise, thousands of
-    slices times thousands of pods would block the probes.
+    Changes that affect many objects are evaluated once per batch. Otherwise, thousands of slices
+    times thousands of pods would block the probes.
     """
 
     def __init__(self, world: World) -> None:
@@ -77,18 +77,19 @@ class _Affected:
         """Namespaces in which pods may now be able to get their claims."""
 
         self._nodes: set[str] = set()
-        """Nodes that were added or deleted. They affect the claims with devices on them."""
+        """Nodes that were added or deleted. They affect the claims that have devices on these
+        nodes."""
 
         self._tainted: set[tuple[str, str]] = set()
-        """Drivers and pools of rules that taint devices. An empty name stands for any name."""
+        """The drivers and pools to which changed taint rules apply. An empty name matches any
+        driver or pool."""
 
         self._devices: set[DeviceID] = set()
-        """Devices that changed, or that are now held by other claims. They affect their
-        maintenances."""
+        """Devices that changed, or that other claims hold now. They affect the maintenances that
+        include them."""
 
         self._pools: set[PoolID] = set()
-        """Pools that were added or deleted. There may be pools with the same name on other
-        nodes."""
+        """Pools that were added or deleted. Other nodes may have pools with the same name."""
 
     def _add(self, concern: str, names: Iterable[Name]) -> None:
         self.keys.update((Key(concern, name), None) for name in names)
@@ -140,7 +141,7 @@ class _Affected:
         if any(each is not None and each.node for each in (old, new)):
             self._add_drivers()
         if old is not None and new is None:
-            for each in old.claims:  # another pod may represent the claim now
+            for each in old.claims:  # another pod may now represent the claim
                 if each.claim is not None:
                     self._add(POD, self.world.pods_of_claim(Name(old.namespace, each.claim)))
             # The pod's Events also reported the problems of the claims that were created for it.
@@ -206,7 +207,7 @@ class _Affected:
                 self._add(SLICE, [Name("", each.name)])
         old, new = _both(change, NodeFacts)
         if _of_policies(old) != _of_policies(new):
-            self._add(POLICY, self.world.of(PolicyFacts))  # each policy has a selector
+            self._add(POLICY, self.world.of(PolicyFacts))  # each policy has a node selector
             self._add_drivers()
 
     def rule(self, change: Change) -> None:
@@ -239,7 +240,7 @@ class _Affected:
         for one, other in ((old, new), (new, old)):
             known = other.unhealthy if other else ()
             for driver, each in ((one.driver, each) for each in one.unhealthy) if one else ():
-                if each not in known:  # the driver reports something else now
+                if each not in known:  # the driver's report about the device has changed
                     self._add_holders(DeviceID(driver, each.pool, each.device))
         before, after = (each.policies if each else () for each in (old, new))
         same = old and new and (old.refused, old.outdated) == (new.refused, new.outdated)
@@ -251,12 +252,12 @@ class _Affected:
         """Add the other policies with the same extended resource. Kopf's handlers reconcile the
         policy itself."""
         old, new = _both(change, PolicyFacts)
-        if _spec_of(old) != _spec_of(new):  # the operator wrote its status itself
+        if _spec_of(old) != _spec_of(new):  # the operator itself writes the status
             self._add(POLICY, self._with_resource_of(change) - {change.name})
 
     def maintenance(self, change: Change) -> None:
-        """Add a deleted maintenance: while a finalizer keeps it, Kopf does not call its handlers.
-        Kopf calls them for all other changes."""
+        """Add a maintenance that is being deleted: while a finalizer keeps it, Kopf does not call
+        its handlers. For all other changes, Kopf does."""
         _, new = _both(change, MaintenanceFacts)
         if new is None or new.deleting:
             self._add(MAINTENANCE, [change.name])
@@ -265,8 +266,8 @@ class _Affected:
         self._add_drivers()
 
     def _with_resource_of(self, change: Change) -> set[Name]:
-        """Return the policies with an extended resource that a policy or class has now, or had
-        before the change."""
+        """Return the policies that have the extended resource of a changed policy or class, from
+        before or after the change."""
         both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
         resources = {each.extended_resource for each in both if each is not None}
         policies = self.world.of(PolicyFacts).items()
@@ -295,13 +296,13 @@ def _comes_or_goes(change: Change) -> bool:
 
 
 def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
-    """Return the object before and after a change. Each is None if it has another type."""
+    """Return the object before and after a change. Each is None if it is not of the given type."""
     old, new = change.old, change.new
     return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 
 
 def _lacks_claim(pod: PodFacts | None) -> bool:
-    """Return whether a claim of a pod must still be created."""
+    """Return whether any of a pod's claims has not been created yet."""
     return pod is not None and any(each.template and not each.generated for each in pod.claims)
 
 
@@ -318,7 +319,7 @@ def _held(claim: ClaimFacts | None) -> object:
 
 
 def _quoted(report: ReportFacts | None) -> object:
-    """Return the parts of a report that explanations of waiting pods use. The driver's message
+    """Return the parts of a report that are used to explain waiting pods. The driver's message
     about an unhealthy device is left out, because it can change every few seconds."""
     if report is None:
         return "", frozenset[object](), (), False

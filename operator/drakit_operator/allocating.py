@@ -1,8 +1,8 @@
 """
-Runs the queries that explanations have planned in Kubernetes' own allocator.
+Runs the queries that explanations have planned, in Kubernetes' own allocator.
 
-The program may take seconds, so it is called in a thread. The namespace that has used the least
-time gets the next turn.
+The allocator program can take seconds, so it is called in a thread. The namespace that has used the
+least time gets the next turn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from drakit_operator.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.05
-"""After queries have run for this long, it is the turn of another object. Most queries take 1 ms,
-and the longest 2.5 s."""
+"""How long queries run before another object gets its turn. Most queries take 1 ms, and the longest
+2.5 s."""
 
 WAIT_SECONDS = 3.0
-"""The longest wait for a turn, so that queries do not occupy all workers."""
+"""How long to wait for a turn. Without a limit, queries could occupy all workers."""
 
 
 class AllocatorQueries:
@@ -35,7 +35,7 @@ class AllocatorQueries:
     def __init__(
         self, allocator: Allocator, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """:param clock: measures queries, in seconds."""
+        """:param clock: returns the time in seconds, to measure queries."""
         self._allocator = allocator
         self._metrics = metrics
         self._clock = clock

@@ -4,7 +4,7 @@ Announcements: when an object gets an Event, with which note, and how often.
 * A sentence is announced once, and again only after half an hour (the API server deletes Events
   after an hour).
 * If the sentence changes but not its reason, the next Event follows after a pause that doubles each
-  time. Holders of devices may change, or an object returns to an earlier reason.
+  time. For example, the holders of devices change, or an object returns to an earlier reason.
 * A cause that many objects share is announced once about the shared object, and once with the whole
   reason in each namespace (:mod:`.shared_causes`).
 * A state that is normal for a short time is announced only if it lasts.
@@ -14,7 +14,7 @@ Announcements: when an object gets an Event, with which note, and how often.
   (:class:`drakit_daemon.rate_limiter.FairRateLimiter`).
 
 :func:`decide` is pure, :class:`Announcer` has the state, and :class:`EventWriter` writes. Its
-recorder deduplicates Events across replicas and restarts.
+    recorder deduplicates Events across replicas and restarts.
 
 Does not depend on the store.
 """
@@ -43,33 +43,34 @@ CONTROLLER = "drakit.dev/operator"
 
 NOTE_CHARACTERS = 300
 """
-The maximum length of an Event's note, which users read in a table. `kubectl drakit explain` shows
-the rest.
+Maximum length of an Event's note, which users read in a table. `kubectl drakit explain` shows the
+rest.
 
 The API server's limit is 1024 bytes, and a character of a name takes one byte.
 """
 
 BURST = 1_000
-"""Events before their rate is limited: enough for the pods that wait for a missing driver."""
+"""Burst of Events before their rate is limited. It is enough for the pods that wait for a missing
+driver."""
 
 PER_SECOND = 200.0
-"""Events per second after the burst. For 10,000 waiting pods, the operator needs 45 seconds."""
+"""Events per second after the burst. At this rate, Events for 10,000 waiting pods take 45
+seconds."""
 
 SAME_SECONDS = 0.1
-"""Objects that are first seen within this time share one number, because a list can have 100,000
-objects."""
+"""Objects first seen within this time share one number object for the time, to save memory: a list
+can have 100,000 objects."""
 
 SETTLE_SECONDS = 30.0
 """The age at which an object is settled: controllers and the kubelet have had time to act."""
 
 MAX_CHANGES = 16
-"""The maximum number of times that a pause is doubled. The result only has to exceed the longest
-pause."""
+"""Maximum number of times to double a pause. The result only needs to exceed the longest pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """The Event that an object must get: one reason as a sentence, and the number of other
+    """The Event to write about an object: one reason as a sentence, and the number of other
     reasons."""
 
     code: Code
@@ -94,7 +95,8 @@ class Announced:
     """The reasons of earlier Events."""
 
     changes: int = 0
-    """The number of successive Events with another sentence, or with a repeated reason."""
+    """The number of successive Events whose sentence changed, or whose reason had occurred
+    before."""
 
     def is_repeated_by(self, wanted: Announcement) -> bool:
         return self.code == wanted.code and (self.shared or self.note == wanted.note)
@@ -103,7 +105,7 @@ class Announced:
         return code == self.code or code in self.earlier
 
     def pause_seconds(self, wanted: Announcement, timing: Events) -> float:
-        """Return the pause before an Event with a known reason."""
+        """Return the pause before an Event whose reason has already been announced."""
         if self.is_repeated_by(wanted):
             return timing.repeat_pause
         return min(timing.change_pause * 2.0**self.changes, timing.repeat_pause)
@@ -112,20 +114,20 @@ class Announced:
 def remembered(
     last: Announced | None, wanted: Announcement, *, at: float, shared: bool = False
 ) -> Announced:
-    """Return the state of an object after an Event."""
+    """Return the state to keep about an object after an Event."""
     now = Announced(code=wanted.code, note=wanted.note, at=at, shared=shared)
     if last is None:
         return now
     # A repeated Event means that the object is stable again. A new reason is announced, but does
-    # not end the flapping.
+    # not mean that the flapping has ended.
     changes = 0 if last.is_repeated_by(wanted) else last.changes + last.is_known(wanted.code)
     earlier = (last.earlier | {last.code}) - {wanted.code}
     return replace(now, earlier=earlier, changes=min(changes, MAX_CHANGES))
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Return the Event for an object's first reason. Its note is compared with that of the last
-    Event. Return None without a reason."""
+    """Return the Event for an object's first reason, or None if there are no reasons. The Event's
+    note is compared with the note of the last Event."""
     if not reasons:
         return None
     first = reasons[0]
@@ -134,7 +136,7 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
 
 
 _COMPARED = 1024
-"""The number of characters of a reason that are compared."""
+"""How many characters of a reason to compare."""
 
 
 def _more(reasons: Sequence[Reason]) -> str:
@@ -146,10 +148,11 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
     """Return the first reason, and the remedy if there is room for it. The other reasons are only
     counted."""
     more = _more(reasons)
-    # Escape the text first, because escapes are longer than the characters that they replace.
+    # Escape the text first, because an escape is longer than the character that it replaces.
     text = escaped(reasons[0].sentence if remedy else reasons[0].text)
     remedy = escaped(remedy)
-    # One of several remedies is enough, and the Event is in the namespace of its object.
+    # One of several remedies is enough. The namespace is redundant, because the Event is in the
+    # same one as its object.
     namespace = reasons[0].regarding.namespace
     first_remedy = _without_namespace(remedy.partition("; or ")[0], namespace)
     brief = _without_namespace(_SUBJECT.sub("", text), namespace)
@@ -159,7 +162,7 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
         if len(note) <= NOTE_CHARACTERS:
             return note
     first, *others = short.split("; ")
-    # If the first reason does not describe a remedy, it needs one most.
+    # If the first reason does not describe a remedy, adding one takes precedence.
     wanted = [*others, first_remedy] if others else [first_remedy]
     room = NOTE_CHARACTERS - len(more)
     if not others and first_remedy and len(first_remedy) <= NOTE_CHARACTERS // 2:
@@ -178,14 +181,14 @@ def _without_namespace(text: str, namespace: str) -> str:
 
 
 _SUBJECT = re.compile(r"^pod \S+ waits: ")
-"""The start of a reason that repeats the object of the Event."""
+"""Matches the start of a reason that repeats the object of the Event."""
 
 _MIN_DETAIL = 40
-"""The minimum length of a detail in parentheses that is removed from a long text."""
+"""Minimum length of a parenthetical detail to remove from a long note."""
 
 
 def _without_details(text: str) -> str:
-    """Remove long parentheses, including nested ones."""
+    """Remove long parenthetical details, including nested ones."""
     parts: list[str] = []
     depth, start = 0, 0
     for index, each in enumerate(text):
@@ -218,10 +221,10 @@ def decide(
     once: bool = False,
 ) -> tuple[bool, float | None]:
     """
-    Decide whether an object gets an Event now, and return the seconds until the next check. If they
-    are None, the next check follows a change.
+    Decide whether an object gets an Event now, and return the seconds until the next check. If the
+    seconds are None, the next check follows a change.
 
-    :param once: one Event for each reason is enough, because the object does not change.
+    :param once: whether one Event for each reason is enough, because the object does not change.
     """
     if age_seconds < timing.debounce:
         return False, timing.debounce - age_seconds
@@ -240,7 +243,7 @@ class NotWrittenError(Exception):
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
         """
-        :param refused: whether the API server rejects the Event, for example because of a quota or
+        :param refused: whether the API server rejected the Event, for example because of a quota or
             a webhook.
         """
         super().__init__(why)
@@ -263,13 +266,13 @@ class Announcer:
         self._seen_at = float("-inf")
         self._announced: dict[str, Announced] = {}
         self._flapping: dict[str, Code] = {}
-        """The reason to which an object has returned, while its Event is withheld."""
+        """The reason to which each object has returned, while the Event about it is withheld."""
 
         self._causes = SharedCauses(
             change_seconds=timing.change_pause, repeat_seconds=timing.repeat_pause
         )
         self._transient: dict[str, dict[str, float]] = {}
-        """The transient states of an object, and the time since which each has been found."""
+        """The transient states of each object, and the time at which each was first found."""
 
         self._turns = FairRateLimiter(burst=BURST, per_second=PER_SECOND)
 
@@ -281,14 +284,14 @@ class Announcer:
         self._since.setdefault(uid, self._seen_at)
 
     def forget(self, uid: str) -> None:
-        """Drop the state of an object that is gone, or no longer of interest."""
+        """Drop the state of an object that is gone or no longer checked."""
         self._causes.leave(uid, now=asyncio.get_running_loop().time())
         self._turns.leave(uid)
         for each in (self._since, self._announced, self._transient, self._flapping):
             each.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
-        """Return the seconds until an object is settled. 0 if it is settled already."""
+        """Return the seconds until an object is settled. 0 if it is already settled."""
         now = asyncio.get_running_loop().time()
         return max(0.0, self._since.setdefault(uid, now) + SETTLE_SECONDS - now)
 
@@ -304,8 +307,9 @@ class Announcer:
         """
         Announce the reasons if they are due. Return the seconds until the next check.
 
-        :param wake: called when an object that waits for its turn must be checked again.
-        :param as_old_as: the UID of an object with the age of this one, if it is not known.
+        :param wake: called when it is the object's turn, so that it is checked again.
+        :param as_old_as: the UID of an object that has the same age, used if the age of this object
+            is unknown.
 
         Does not suspend before the remedy is found, so the remedy comes from the same facts as the
         reasons. Raises :class:`.QueriesPendingError` if the allocator must be queried for a remedy.
@@ -334,7 +338,7 @@ class Announcer:
         if last is not None and not is_due:
             if not last.shared:
                 self._causes.announced(uid)
-            elif not self._causes.naming_note(uid):  # the object that the Event named is gone
+            elif not self._causes.naming_note(uid):  # the object that the last Event named is gone
                 is_due, next_seconds = True, self._timing.repeat_pause
         if not is_due:
             self._count_flapping(uid, wanted.code, last)
@@ -387,7 +391,8 @@ class Announcer:
         return PAUSE_SECONDS  # its own Event follows
 
     def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
-        """Mark an object as covered: Events about other objects replace its own Event."""
+        """Mark an object as covered by Events about other objects, so that it does not get its own
+        Event."""
         last = self._announced.get(uid)
         if last is None or not last.is_repeated_by(wanted):
             self._metrics.suppressed_events.labels("shared").inc()
@@ -395,7 +400,8 @@ class Announcer:
         self._remember(uid, wanted, now, shared=True)
 
     def _count_flapping(self, uid: str, code: Code, last: Announced | None) -> None:
-        """If an object has returned to an earlier reason without an Event, count that once."""
+        """Count the Event that is withheld because an object returned to an earlier reason. Count
+        it only once."""
         if last is None or code == last.code:
             self._flapping.pop(uid, None)
         elif self._flapping.get(uid) != code:
@@ -405,7 +411,8 @@ class Announcer:
     def _lasting(
         self, uid: str, reasons: Sequence[Reason], now: float
     ) -> tuple[list[Reason], float | None]:
-        """Return the reasons that have lasted, and the seconds until the next one has."""
+        """Return the reasons that have lasted long enough, and the seconds until the next one will
+        have."""
         before = self._transient.pop(uid, {})
         usual = self._timing.patience
         patience = {
@@ -455,7 +462,7 @@ class EventWriter:
             session,
             controller=CONTROLLER,
             instance=instance,
-            timings=EventTimings(count_seconds=0),  # the announcer has already paused
+            timings=EventTimings(count_seconds=0),  # the announcer has already waited
         )
         self._may_write = may_write
 

@@ -2,11 +2,12 @@
 The composition root: starts and stops the parts, in order.
 
 Start: session, probes, election; on the leader, sources and Kopf, then the workers. Stop (SIGTERM):
-first the leader's work ends, then the Lease is released, so that the next replica need not wait
-until it expires.
+first the leader's work ends, then the Lease is released, so that the next replica does not have to
+wait until the Lease expires.
 
-The thread of the election serves the probes. The main loop updates their results, so that a probe
-does not wait for the work on a tenant's object. The thread also detects a main loop that hangs.
+The election thread serves the probes. The main loop updates their results in advance, so that a
+probe does not wait for the work on a tenant's object. The election thread also detects a main loop
+that hangs.
 
 A replica is the leader at most once: if a part ends, or the Lease may be lost, the process exits.
 The kubelet restarts the container.
@@ -78,26 +79,29 @@ SILENT_LIMIT_SECONDS = 35.0
 take additional time."""
 
 STOP_SECONDS = 4.0
-"""The time limit for stopping the leader's work: Kopf's stop (2 s), and a margin."""
+"""How long to wait for the leader's work to stop: Kopf takes up to 2 s, and the rest is a
+margin."""
 
 RETRY_LIMIT_SECONDS = 30.0
-"""The longest pause between two attempts to write an Event."""
+"""Maximum pause between two attempts to write an Event."""
 
 HEALTH_SECONDS = 1.0
-"""The interval at which the results of the probes are updated."""
+"""How often to update the probe results."""
 
 HANGING_LIMIT_SECONDS = 60.0
-"""The longest time between two updates by the main loop, because one object can take seconds."""
+"""Maximum time between two updates by the main loop. If it is longer, the main loop is hanging. One
+object can take seconds."""
 
 MEASURE_SECONDS = 1.0
-"""The longest time that a scrape waits for the main loop. After that, some gauges are outdated."""
+"""How long a scrape waits for the main loop. After that, the scrape returns some outdated
+gauges."""
 
 LOADS_SECONDS = 10.0
-"""The longest wait for the free resources of nodes. Without them, some pods get no Event."""
+"""How long to wait for the free resources of nodes. Without them, some pods get no Event."""
 
 STALLED_LIMIT_SECONDS = 300.0
-"""The longest time without progress of the queue. If the API server is temporarily unavailable, the
-queue must not be treated as hanging."""
+"""How long the queue can go without progress before it is considered to be hanging. It must not be
+considered to be hanging while the API server is temporarily unavailable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,14 +112,14 @@ class _Health:
     """The time of the update (``time.monotonic``)."""
 
     liveness_problem: str | None = None
-    """The reason to restart the process. A replica that is not the leader is healthy."""
+    """The reason why the process must be restarted. A replica that is not the leader is healthy."""
 
     readiness_problem: str | None = None
     """The reason why the leader cannot do its work."""
 
 
 class App:
-    """One replica. Run it once; set ``stop`` to end it."""
+    """One replica of the operator. Run it once; set ``stop`` to stop it."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class App:
     def _admission(self) -> Admission:
         policy_type = None
         if self._config.host_device_policies:
-            # The model of the driver takes 15 MiB.
+            # Import lazily to save memory: the driver's model takes 15 MiB.
             from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 
             policy_type = HostDevicePolicySpec
@@ -221,7 +225,7 @@ class App:
         await self._leader.run()
 
     async def _connect(self) -> Session:
-        """Open a session in the running loop, which is the main loop or that of the election."""
+        """Open a session in the running loop, which is the main loop or the election loop."""
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
     async def _follow_health(self) -> None:
@@ -233,11 +237,11 @@ class App:
             )
             await asyncio.sleep(HEALTH_SECONDS)
 
-    # ------------------------------------------------------------ in the thread of the webhook
+    # ------------------------------------------------------------ called in the webhook thread
 
     async def _warn(self, template: Object) -> list[str]:
-        """Return the reasons why claims of a template can never be allocated. Only the leader knows
-        that."""
+        """Return the reasons why claims of a template can never be allocated. Only the leader can
+        determine them."""
         if self._leader is None:
             return []
         try:
@@ -247,7 +251,7 @@ class App:
         found = self._leader.reconciler.never_allocated(facts)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(found, self._loop))
 
-    # ------------------------------------------------------------ in the thread of the election
+    # ------------------------------------------------------------ called in the election thread
 
     @contextlib.asynccontextmanager
     async def _serve_probes(self) -> AsyncGenerator[None]:
@@ -262,7 +266,7 @@ class App:
         return self._with_hang(self._health.liveness_problem)
 
     async def readiness_problems(self) -> Sequence[str]:
-        """Return the reasons why this replica could not be the leader."""
+        """Return the reasons why this replica is not ready to be the leader."""
         limit_seconds = SILENT_LIMIT_SECONDS + self._config.election.retry_period
         if self._leadership.silent_seconds() > limit_seconds:
             return ["the API server does not respond"]
@@ -276,7 +280,7 @@ class App:
         return [problem] if problem else []
 
     async def measure(self) -> None:
-        """Update the leader's gauges. All others are always up to date."""
+        """Update the leader's gauges. All other metrics are always up to date."""
         measured = asyncio.run_coroutine_threadsafe(self._measure(), self._loop)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEASURE_SECONDS):
@@ -288,7 +292,7 @@ class App:
 
 
 class _Leader:
-    """The work of the leader. Runs once, until it is canceled."""
+    """The work of the leader. It runs once, until canceled."""
 
     def __init__(
         self,
@@ -392,12 +396,13 @@ class _Leader:
         return "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
 
     def _working_rules_version(self) -> str:
-        """Return the ``apiVersion`` of DeviceTaintRules, but an empty string if the scheduler
-        ignores them: up to 1.36, an API server can serve them without their feature gate."""
+        """Return the ``apiVersion`` of DeviceTaintRules, or an empty string if the scheduler
+        ignores them. Up to 1.36, an API server can serve them even if their feature gate is
+        disabled."""
         return self._rules_version() if self._rules_work else ""
 
     async def run(self) -> None:
-        """Watch and reconcile until canceled. Raise the error that ended a part."""
+        """Watch and reconcile until canceled. If a part fails, raise its error."""
         self._metrics.leader.set(1)
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
         parts: dict[str, Callable[[], Awaitable[None]]] = {
@@ -419,7 +424,7 @@ class _Leader:
             self._allocator.close()
 
     def liveness_problem(self) -> str | None:
-        """Return a problem that only a restart of the process solves."""
+        """Return a problem that only a process restart can solve."""
         if self._queue.stalled_seconds() > STALLED_LIMIT_SECONDS and self.sources.complete.is_set():
             return "the work queue makes no progress"
         return None
@@ -456,8 +461,8 @@ class _Leader:
         self.reconciler.check(self._concerns[kind][0], name, seconds)
 
     async def _follow_cluster(self) -> None:
-        """Read the version and the feature gates periodically, and check the waiting pods: an
-        upgrade of the cluster can change the scheduler's rules while this replica is the leader."""
+        """Periodically read the cluster's version and feature gates, and check the waiting pods. A
+        cluster upgrade can change the scheduler's rules while this replica is the leader."""
         while True:
             await asyncio.gather(self._read_release(), self._read_gates())
             await asyncio.sleep(self._config.resync_period)

@@ -1,17 +1,17 @@
 """
-The memory limits of the store: for the content of the pods, claims and templates of all namespaces
-together, and for the slices and reports of each node.
+The store's memory limits: one for the content of the pods, claims and templates in all namespaces
+together, and one for each node's slices and reports.
 
 Content is the part of an object that its author can make large: the requests of claims and
 templates, and the scheduling rules of pods. Each object has its own limit
-(:mod:`drakit_explain.projection`), but tenants can create thousands of objects. Equal contents of a
-namespace are counted once and are one object in memory, so a Deployment of any size costs as much
-as one of its pods.
+(:mod:`drakit_explain.projection`), but tenants can create thousands of objects. Objects of a
+namespace with equal content share it in memory, and it is counted once, so a Deployment of any size
+costs as much as one of its pods.
 
-All namespaces share one limit. When it is reached, content is dropped from the namespaces that have
-the most, starting with the newest. An object that has lost its content stays in the store without
-it. Every result about the object is undecided, until it changes or all objects of its kind are
-listed again. :meth:`ContentBudgets.take_room` returns whether another list would help.
+All namespaces share one limit. When it is reached, the namespaces with the most content lose some
+of it, the newest first. An object that has lost its content stays in the store without it. Every
+result about the object is undecided, until it changes or all objects of its kind are listed again.
+:meth:`ContentBudgets.take_room` returns whether listing the kind again would help.
 
 Does not depend on queues or Events.
 """
@@ -41,19 +41,19 @@ from drakit_explain.world import Fact
 logger = logging.getLogger(__name__)
 
 STORE_BYTES = 64 * 2**20
-"""Bytes in memory for the distinct contents of all namespaces: about 30,000 claims, all of them
-different."""
+"""Maximum memory for the distinct contents of all namespaces. It is enough for about 30,000 claims
+that all differ."""
 
 NODE_BYTES = 4 * 2**20
-"""Bytes in memory for the slices and reports of one node: 2,000 completely different devices, or
-10,000 similar ones."""
+"""Maximum memory for the slices and reports of one node. It is enough for 2,000 completely
+different devices, or 10,000 similar ones."""
 
 ROOM = 16
-"""A sixteenth of all content is dropped at a time, so that not every new object requires a search.
-Lost content is listed again when there is twice as much room."""
+"""The fraction of all content to drop at a time (a sixteenth), so that not every new object
+requires a search. Lost content is listed again when there is room for twice as much."""
 
 MAX_REPORTED = 1000
-"""The number of namespaces that the log names."""
+"""Maximum number of namespaces to name in the log."""
 
 AnyFact = TypeVar("AnyFact", bound=Fact)
 _WithContent = PodFacts | ClaimFacts | TemplateFacts
@@ -63,7 +63,7 @@ _FIELDS: Mapping[type[Fact], Sequence[str]] = {
     ClaimFacts: ("requests", "constraints"),
     TemplateFacts: ("requests", "constraints"),
 }
-"""The fields with content."""
+"""The fields that contain the content, keyed by type."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +72,8 @@ class _Content:
 
     namespace: str
     key: tuple[Any, ...]
-    """The type of the objects, and the values of their fields with content. All of the objects
-    share these values."""
+    """The type of the objects, and the values of their fields with content. All of the objects have
+    these values."""
 
     size_bytes: int
     users: int = 0
@@ -93,7 +93,7 @@ class _Namespace:
 
 
 class ContentBudgets:
-    """The contents in use, grouped by namespace. Not thread-safe."""
+    """Tracks the contents in use, grouped by namespace. Not thread-safe."""
 
     def __init__(self, *, limit_bytes: int = STORE_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -103,17 +103,17 @@ class ContentBudgets:
         """The contents, keyed by the UIDs of the objects that use them."""
 
         self._refused: set[type[Fact]] = set()
-        """Kinds with objects that have lost their content since they were last listed."""
+        """Kinds with objects that have lost their content since the kind was last listed."""
 
         self._lost: dict[str, type[Fact]] = {}
-        """The UIDs of objects that have lost their content after they were admitted."""
+        """The objects that lost their content after they were admitted, keyed by UID."""
 
         self._reported: set[str] = set()
         self.losses = 0
         """The number of times that objects have lost the content with which they were admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
-        """Return the object to store: with or without its content."""
+        """Return the object to store, with or without its content."""
         if not isinstance(fact, PodFacts | ClaimFacts | TemplateFacts):
             return fact
         fields = _FIELDS[type(fact)]
@@ -162,7 +162,7 @@ class ContentBudgets:
                 self.release(uid)
 
     def take_room(self, kind: type[Fact]) -> bool:
-        """Return whether there is room again for rejected contents. Returns True only once."""
+        """Return whether there is room again for rejected content. Returns True only once."""
         room_bytes = self._limit_bytes - self._used_bytes
         if kind not in self._refused or room_bytes < 2 * self._limit_bytes // ROOM:
             return False
@@ -170,8 +170,8 @@ class ContentBudgets:
         return True
 
     def _has_room(self, content: _Content, used_bytes: int) -> bool:
-        """Make room for content: namespaces with more content lose some of theirs. Return whether
-        the content fits."""
+        """Make room for content by dropping some from namespaces that have more. Return whether the
+        content fits."""
         if self._used_bytes + content.size_bytes <= self._limit_bytes:
             return True
         used_before = self._used_bytes
@@ -203,7 +203,7 @@ class ContentBudgets:
             del self._namespaces[content.namespace]
 
     def _refuse(self, content: _Content) -> None:
-        """Record that a content is not stored, and report its namespace once."""
+        """Record that an object's content is not stored, and report its namespace once."""
         self._refused.add(content.kind)
         name = content.namespace
         if name not in self._reported and len(self._reported) < MAX_REPORTED:
@@ -237,7 +237,7 @@ class ContentBudgets:
 
 class NodeBudgets:
     """
-    The bytes of the slices and reports of each node. Not thread-safe.
+    Tracks how much memory the slices and reports of each node use. Not thread-safe.
 
     Beyond the limit, a slice is stored without its devices, and results that could depend on them
     are uncertain. A report is stored with only its name. When these objects are deleted, others of
@@ -256,7 +256,7 @@ class NodeBudgets:
         self._with_room: set[type[Fact]] = set()
 
     def admit(self, fact: Fact) -> Fact:
-        """Return the object to store: with or without its content."""
+        """Return the object to store, with or without its content."""
         if not isinstance(fact, SliceFacts | ReportFacts):
             return fact
         node = fact.node if isinstance(fact, ReportFacts) else fact.place and fact.place.node
@@ -288,7 +288,7 @@ class NodeBudgets:
         return ReportFacts(name=name, uid=uid, node=node, driver=driver, policies_omitted=True)
 
     def release(self, uid: str) -> None:
-        """Free the bytes of an object that is gone, or that changes."""
+        """Free the bytes of an object that is gone or is about to change."""
         node, _, used_bytes = self._uses.pop(uid, ("", None, 0))
         if node:
             self._used[node] -= used_bytes
@@ -317,7 +317,8 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 
 def _memory_bytes(content: object) -> int:
-    """Return how much memory plain data takes. An object that occurs twice is counted once."""
+    """Return how many bytes of memory plain data takes. An object that occurs twice is counted
+    once."""
     found: dict[int, int] = {}
     left = [content]
     while left:
@@ -330,7 +331,7 @@ def _memory_bytes(content: object) -> int:
             left += (getattr(each, name) for name in getattr(type(each), "__slots__", ()))
             continue
         values = cast("tuple[object, ...]", each)
-        if _PLAIN.issuperset(map(type, values)):  # true for most, and a loop is slower
+        if _PLAIN.issuperset(map(type, values)):  # true for most data, and a loop is slower
             found[key] += sum(map(getsizeof, set(values)))
         else:
             left += values

@@ -1,5 +1,5 @@
 """
-The operator's settings: one frozen model, which is read once. Unknown keys are rejected.
+The operator's settings: one frozen model that is read once. Unknown keys are rejected.
 
 The docstrings below the fields are their documentation: the schema, the chart's values and the docs
 are generated from them. Every setting has a default, so that no file is needed.
@@ -72,10 +72,10 @@ class Admission(Settings):
     """The admission webhook, which checks objects when they are written."""
 
     enabled: bool = False
-    """Whether each replica serves it. The chart sets ``operator.admission.enabled``."""
+    """Whether each replica serves the webhook. The chart sets ``operator.admission.enabled``."""
 
     listen: Address = "[::]:8443"
-    """The address on which a replica serves it, over HTTPS."""
+    """The address on which a replica serves the webhook over HTTPS."""
 
     certificates: Path = Path("/var/run/drakit/admission")
     """The directory with ``tls.crt`` and ``tls.key``. A replica loads them again when they
@@ -117,7 +117,8 @@ class Config(Settings):
 
 
 def read_config(path: Path | None) -> Config:
-    """Read the file, if there is one. A ConfigError names file, key and reason."""
+    """Read the file, if there is one. If it is invalid, raise a ConfigError that names the file,
+    key and reason."""
     try:
         return Config.model_validate({} if path is None else read_file(path))
     except ValidationError as error:

@@ -1,14 +1,13 @@
 """
 Reconciles DeviceDrivers: creates one for each driver in the cluster, and writes their status.
 
-All drivers are reconciled together, because their rows come from one pass over the facts of the
-cluster. Passes are at least 5 s apart, and take only a limited part of the main loop's time.
-Therefore, the API server gets at most one update of a status in 5 s, and none while nothing
-changes.
+All drivers are reconciled together, because one pass over the cluster's facts produces all of their
+rows. Passes are at least 5 s apart, and take only a limited part of the main loop's time.
+Therefore, the API server gets at most one status update in 5 s, and none while nothing changes.
 
 A condition becomes ``False`` only if a problem lasts, because updates of drivers and terminating
 pods cause short problems. If the condition is already ``False`` when a new leader starts, the
-problem has lasted, because the previous leader has waited.
+problem has lasted long enough, because the previous leader has already waited.
 
 An object that the operator created, and whose spec nobody has set, is deleted if nothing else of
 the driver is left in the cluster. The garbage collector also deletes its DeviceTaintRules. Does not
@@ -59,31 +58,33 @@ PASS_SECONDS = 5.0
 """The minimum time between two passes, and therefore between two writes of a status."""
 
 SHARE = 20
-"""Passes take at most a twentieth of the main loop's time."""
+"""Passes take at most one part in this many of the main loop's time."""
 
 LASTING_SECONDS = 30.0
-"""How long a problem must last. The kubelet waits equally long for a plugin that restarts."""
+"""How long a problem must last before it is reported. The kubelet waits as long for a plugin that
+restarts."""
 
 UNSEEN_SECONDS = 600.0
 """If nothing else of a driver is left in the cluster for this long, its object is deleted."""
 
 REFUSED_SECONDS = 30.0
-"""The pause after a refusal: a webhook, quota or role may allow the write later."""
+"""How long to wait after a refused write. A webhook, quota or role may allow it later."""
 
 ABSENT_SECONDS = 60.0
-"""The pause while the cluster does not serve DeviceDrivers."""
+"""How long to wait before trying again while the cluster does not serve DeviceDrivers."""
 
 MAX_TAINTED = 64
-"""The maximum number of tainted devices per driver. Each needs a DeviceTaintRule."""
+"""Maximum number of devices to taint per driver. Each needs a DeviceTaintRule."""
 
 LISTED = 20
-"""The number of nodes with a problem that the status lists."""
+"""Maximum number of nodes with a problem to list in the status."""
 
 _MESSAGE = 1024
 _PATH = resource_path(crds.API_VERSION, crds.DRIVERS)
 
 TAINTED = "Tainted"
-"""The condition of drivers whose devices may be tainted. It is True while there are taints."""
+"""The type of the condition of drivers whose devices may be tainted. The condition is True while
+there are taints."""
 
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (
@@ -95,26 +96,25 @@ _NO_EVIDENCE = (
 
 @dataclass(kw_only=True, slots=True)
 class _Memory:
-    """The leader's state of a driver. Times are those of the clock."""
+    """The leader's state of a driver. Times are readings of the controller's clock."""
 
     since: dict[tuple[str, str], float] | None = None
-    """The time since which each problem has lasted, keyed by condition and subject. None before the
-    first pass."""
+    """The time at which each problem started, keyed by condition and subject. None before the first
+    pass."""
 
     unavailable: dict[str, float] = field(default_factory=dict[str, float])
-    """The time since which the plugin has been unavailable on each node, if its devices may be
-    tainted."""
+    """The time at which the plugin became unavailable, keyed by node. Recorded only if its devices
+    may be tainted."""
 
     tainted: dict[DeviceID, float] = field(default_factory=dict[DeviceID, float])
     """The time at which the DeviceTaintRule of each device was created."""
 
     unseen: float | None = None
-    """The time since which the cluster has contained nothing of the driver except for its
-    object."""
+    """The time since which only the driver's DeviceDriver is left in the cluster."""
 
     refused_until: float = float("-inf")
     refusal: str = ""
-    """The reason why the API server refuses writes. `refused_until` is the end of the pause."""
+    """The reason why the API server refused a write. `refused_until` is the end of the pause."""
 
 
 class DriverController:
@@ -134,11 +134,11 @@ class DriverController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param devices: returns the numbers of devices by state, for each counted driver. None
-            before the first count.
+        :param devices: returns the number of devices in each state, keyed by driver, or None before
+            the first count.
         :param is_current: returns whether the world has all objects, including DeviceDrivers.
-        :param rules_version: returns the ``apiVersion`` of DeviceTaintRules. Empty if the cluster
-            does not serve them. None if the operator must not write them.
+        :param rules_version: returns the ``apiVersion`` of DeviceTaintRules, or an empty string if
+            the cluster does not serve them. None if the operator must not write them.
         """
         self._session = session
         self._world = world
@@ -169,7 +169,7 @@ class DriverController:
         rows, seconds = await self._find()
         try:
             return await self._reconcile_all(rows)
-        finally:  # at the end instead of the start, because the writes of a pass take time
+        finally:  # set at the end of the pass, because its writes take time
             self._next = self._clock() + max(PASS_SECONDS, SHARE * seconds)
 
     async def _find(self) -> tuple[dict[str, DriverState], float]:
@@ -190,7 +190,7 @@ class DriverController:
         self._measure(rows.values())
         for row in rows.values():
             await asyncio.sleep(0)
-            if not self._is_current():  # there may be objects that are missing here
+            if not self._is_current():  # objects that exist may be missing from the world
                 return PASS_SECONDS
             memory = self._memories[row.name]
             try:
@@ -212,7 +212,7 @@ class DriverController:
     async def _reconcile(
         self, row: DriverState, memory: _Memory, due: list[float], now: float
     ) -> None:
-        """Reconcile one driver. To `due`, add the seconds until the next step."""
+        """Reconcile one driver. Append the seconds until the next step to `due`."""
         facts = self._world.of(DriverFacts).get(Name("", row.name))
         lasting = _lasting(row, facts, memory, due, now)
         if (rest := memory.refused_until - now) > 0:
@@ -242,8 +242,8 @@ class DriverController:
     async def _taint(
         self, row: DriverState, facts: DriverFacts, memory: _Memory, due: list[float], now: float
     ) -> list[Condition]:
-        """Taint the devices of a driver on nodes where its plugin is unavailable. Remove the taints
-        where it is available again. Return the condition, if the driver has one."""
+        """Taint the driver's devices on nodes where its plugin is unavailable. Remove the taints
+        where the plugin is available again. Return the condition, if the driver has one."""
         after = facts.taint_after_seconds
         nodes = row.unavailable if after is not None else ()
         memory.unavailable = {node: memory.unavailable.get(node, now) for node in nodes}
@@ -272,7 +272,8 @@ class DriverController:
         for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)
             rest = since + (after or 0) - now
-            if rest <= 0 or any(each in held for each in devices):  # a former leader has waited
+            # A previous leader has already waited.
+            if rest <= 0 or any(each in held for each in devices):
                 wanted += devices
             else:
                 due.append(rest)
@@ -282,11 +283,13 @@ class DriverController:
         memory.tainted = {each: memory.tainted[each] for each in wanted if each in memory.tainted}
         path = resource_path(version, "devicetaintrules")
         try:
-            # Delete first, so that a refused creation does not keep the taints of other nodes.
+            # Delete first, so that the taints of other nodes are removed even if a creation is
+            # refused.
             for device in held.keys() - set(wanted):
                 await self._session.delete(f"{path}/{held[device].name}", uid=held[device].uid)
             for device in (each for each in wanted if each not in held):
-                # Another client may have deleted the rule, and would delete it again.
+                # Wait before creating the rule again, because the client that deleted it may do so
+                # again.
                 if (rest := memory.tainted.get(device, float("-inf")) + REFUSED_SECONDS - now) > 0:
                     due.append(rest)
                     continue
@@ -337,7 +340,7 @@ class DriverController:
             if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
             if each.reason == NOT_FOUND and facts.is_generated:
-                continue  # nobody is affected by a driver that is being uninstalled
+                continue  # the driver is being uninstalled, so nobody is affected
             await self._recorder.record(
                 facts.reference.body(),
                 reason=each.reason,
@@ -371,8 +374,8 @@ def _statuses(facts: DriverFacts | None) -> Mapping[str, str]:
 def _lasting(
     row: DriverState, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
 ) -> list[Problem]:
-    """Return the problems of a driver that have lasted. For the others, add the seconds until they
-    will have lasted to `due`."""
+    """Return the problems of a driver that have lasted long enough. For each of the others, append
+    the seconds until then to `due`."""
     before, known, lasting = memory.since, _statuses(facts), list[Problem]()
     memory.since = {}
     for each in row.problems:
@@ -397,9 +400,10 @@ def status_of(
     """
     Return the status of a driver.
 
-    :param problems: the problems of the row that have lasted.
+    :param problems: the problems of the row that have lasted long enough.
     :param taints: the condition of its taints, if they are enabled.
-    :param devices: its devices by state. None without devices, or if they are not counted.
+    :param devices: the number of its devices in each state. None if it does not have devices, or if
+        they have not been counted.
     """
     lasting, known = list(problems), _statuses(facts)
     conditions: list[Condition] = []

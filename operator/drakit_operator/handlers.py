@@ -1,8 +1,9 @@
 """
-The Kopf handlers: one for the events of each kind, and those that reconcile drakit's kinds.
+The Kopf handlers: one for the events of each kind, and those that reconcile the kinds that drakit
+defines.
 
 Kopf runs on the leader, in the main loop. An event handler updates one fact in the store, and the
-queue finds the effects on other objects, which Kopf does not do. Handlers of drakit's kinds
+queue finds the effects on other objects, which Kopf does not do. The handlers of drakit's own kinds
 reconcile one object, and Kopf stores its progress in ``status.kopf``. No object gets a finalizer:
 the garbage collector deletes the objects that a policy or maintenance owns.
 """
@@ -19,15 +20,15 @@ from drakit_operator.kopf_import import Resource, kopf, run
 from drakit_operator.sources import Event, Sources
 
 WORKERS_STOP_SECONDS = 1.0
-"""The part of the wait for Kopf's stop in which its workers may finish."""
+"""How long Kopf's workers can take to finish when Kopf stops."""
 
 IDLE_SECONDS = 0.2
-"""The time without events after which Kopf ends the worker of an object. It starts another one for
-the next event. By default, Kopf waits 5 s, and keeps a task and a queue for each object that has
+"""How long an object's worker can be idle before Kopf ends it. Kopf starts another worker for the
+next event. By default, Kopf waits 5 s, and keeps a task and a queue for each object that has
 changed."""
 
 RETRY_SECONDS = 5.0
-"""The pause before a failed handler is called again."""
+"""How long to wait before calling a failed handler again."""
 
 RESOURCES = {
     Resource(
@@ -41,7 +42,8 @@ RESOURCES = {
     ): kind
     for kind in KINDS
 }
-"""The kinds in the form that Kopf uses. The version is that of the handlers, not of the cluster."""
+"""The kinds as Kopf resources. The version is the one that the handlers use, which can differ from
+the version in the cluster."""
 
 
 class Controller(Protocol):
@@ -72,8 +74,8 @@ class Handlers:
         on_started: Callable[[], None],
     ) -> None:
         """
-        :param session: used only by Kopf, because Kopf closes its HTTP client. The caller closes
-            it.
+        :param session: a session for Kopf only, because Kopf closes its HTTP client. The caller
+            closes the session.
         :param controllers: the controllers of the kinds that are reconciled.
         :param check: reconciles an object again after some seconds.
         :param on_started: called when Kopf has started and has replaced the signal handlers.
@@ -86,11 +88,11 @@ class Handlers:
         self.resources = [of for of, kind in RESOURCES.items() if kind in sources.kinds]
 
     async def run(self) -> None:
-        """Serve all kinds until canceled. Raise the error that ended Kopf."""
+        """Serve all kinds until canceled. If Kopf fails, raise its error."""
         await run(self, self.registry(), on_started=self._on_started)
 
     async def events(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yield the events of a kind, without an end."""
+        """Yield the events of a kind endlessly."""
         while True:
             yield await self._sources.next_event(RESOURCES[resource])
 
@@ -109,13 +111,14 @@ class Handlers:
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        # Our objects have no finalizers. Kopf would remove its own finalizer from the objects of
-        # another Kopf operator.
+        # The operator's objects do not have finalizers. Kopf would remove its own finalizer from
+        # the objects of another Kopf operator.
         settings.persistence.finalizer = "drakit.dev/never-set"
         settings.persistence.progress_storage = kopf.StatusProgressStorage()
         settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage()
-        settings.posting.enabled = False  # our Events are deduplicated
-        # The Lease decides the leader, and the kinds are known.
+        settings.posting.enabled = False  # the operator deduplicates its own Events
+        # The Lease determines the leader, so peering is not needed. The kinds are known, so
+        # scanning is not either.
         settings.scanning.disabled = True
         settings.networking.request_timeout = 30
         settings.networking.connect_timeout = 5
@@ -147,6 +150,7 @@ class Handlers:
                 again = await self._controllers[kind].refresh(name, write=patch.status.update)
             except ApiError as error:
                 raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
-        # If not everything is listed yet, the queue waits for it. With a temporary error, Kopf
-        # would write the status of each object twice at each start, and its write may be rejected.
+        # If not everything has been listed yet, the queue waits for that. Don't raise a temporary
+        # error: Kopf would write the status of each object twice at each start, and the API server
+        # may reject its write.
         self._check(kind, name, RETRY_SECONDS if again is None else again)

@@ -23,8 +23,8 @@ from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import Object, child
 
 SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.phase=Pending"}}
-"""The parameters of lists and watches. When a pod is no longer pending, the watch reports it as
-deleted."""
+"""The list and watch parameters, keyed by kind. When a pod is no longer pending, the watch reports
+it as deleted."""
 
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 """Called with the kind and the metadata of an object that cannot be read, and the reason."""
@@ -39,13 +39,13 @@ class Served:
 
     @property
     def path(self) -> str:
-        """The path of the collection."""
+        """The URL path of the collection."""
         group = self.kind.group
         return resource_path(f"{group}/{self.version}" if group else self.version, self.kind.plural)
 
     def read(self, body: Object, *, on_skipped: OnSkipped) -> Fact:
-        """Project an object. If this version does not know the object's form, return only its
-        name."""
+        """Project an object. If this version of the operator cannot read the object, return only
+        its name."""
         try:
             return self.kind.project(body, self.version)
         except UNREADABLE as error:
@@ -84,7 +84,8 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
     """Return the version of a kind, or why it cannot be listed and watched. Raises ApiError."""
     version: str | None = kind.versions[0]
     if kind.group:
-        with suppress(ForbiddenError):  # the role system:discovery has been restricted
+        # Discovery can fail if the role system:discovery has been restricted.
+        with suppress(ForbiddenError):
             served = await served_versions(client, kind.group)
             known = [each for each in kind.versions if each in served]
             version = next(iter(known), None)
@@ -108,8 +109,8 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
 
 
 async def _may(client: Session, verb: str, kind: Kind) -> bool:
-    """Return whether the operator has a permission. If the review is forbidden, return True, and
-    the list decides."""
+    """Return whether the operator has a permission. If the review is forbidden, return True: the
+    list request itself then shows whether it is allowed."""
     attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -1,9 +1,10 @@
 """
-The only module that imports Kopf: without the client libraries that Kopf would import, and with our
-source instead of its discovery and its watch.
+The only module that imports Kopf. It hides the client libraries that Kopf would import, and
+replaces Kopf's discovery and watch with the operator's source of events.
 
 ``import kopf`` imports kubernetes-asyncio, kubernetes and pykube if they are installed, to offer
-their logins (Kopf 1.45). That takes 40 MiB that are never used, because Kopf gets our session.
+their logins (Kopf 1.45). That takes 40 MiB that are never used, because Kopf gets the operator's
+session.
 
 Kopf's watch has three problems. It does not wait for handlers, so its backlog is unbounded (18 KiB
 per object at the peak). It loses deletions between a watch and the next list. A response such as
@@ -23,10 +24,10 @@ from typing import Any, Protocol
 __all__ = ("Resource", "Source", "kopf", "run")
 
 STOP_SECONDS = 2.0
-"""The longest wait for Kopf's stop."""
+"""How long to wait for Kopf to stop."""
 
 NOTIFY_SECONDS = 1.0
-"""The interval at which Kopf checks what to watch."""
+"""How often Kopf is notified of the resources to watch."""
 
 _UNWANTED = ("kubernetes_asyncio", "kubernetes", "pykube")
 
@@ -52,7 +53,7 @@ with _hidden(*_UNWANTED):
     from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 _NAMESPACES = Resource(group="", version="v1", plural="namespaces", preferred=True)
-"""Kopf does not start without namespaces, although it serves all of them."""
+"""Kopf does not start without the namespaces resource, even if it serves all namespaces."""
 
 
 class Source(Protocol):
@@ -79,13 +80,15 @@ async def run(
     *,
     on_started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run Kopf with the handlers of a registry until canceled. Raise the error that ended Kopf."""
-    # Unused without peering. By default, Kopf looks up the user's name, and images have no users.
+    """Run Kopf with the handlers of a registry until canceled. If Kopf fails, raise its error."""
+    # The identity is unused without peering. By default, Kopf looks up the user's name, but images
+    # do not have users.
     identity: Any = "drakit"
     insights = Insights()
     token = _source.set(source)
     try:
-        # kopf.operator is not used: at its end, it cancels all tasks of the loop, including ours.
+        # Don't use kopf.operator: when it ends, it cancels all tasks of the loop, including the
+        # operator's.
         tasks = await kopf.spawn_tasks(
             registry=registry,
             memories=_Memories(),
@@ -109,8 +112,8 @@ async def run(
 
 
 async def _notify(insights: Insights) -> None:
-    """Notify Kopf repeatedly of the found resources. Kopf finds them without requests, and
-    therefore before it starts to wait for them."""
+    """Repeatedly notify Kopf of the found resources. Kopf finds them without requests, and
+    therefore before it starts to wait for the notification."""
     while True:
         async with insights.revised:
             insights.revised.notify_all()
@@ -122,8 +125,8 @@ _source: ContextVar[Source] = ContextVar("_source")
 
 
 class _Memories(ResourceMemories):
-    """Stores nothing about objects whose facts are in the store. Otherwise, Kopf would keep 0.8 KiB
-    for each object, forever."""
+    """Stores nothing about objects whose facts are in the store. By default, Kopf would keep 0.8
+    KiB for each object forever."""
 
     async def recall(self, raw_body: Any, **options: Any) -> ResourceMemory:
         if raw_body.keys() == {"metadata"}:
@@ -133,8 +136,8 @@ class _Memories(ResourceMemories):
     async def recall_memo(
         self, raw_body: Any, *, memobase: Any = None, ephemeral: bool = True
     ) -> Any:
-        """Store nothing about an object in an admission request, because nobody reports its
-        deletion."""
+        """Store nothing about an object in an admission request, because its deletion would not be
+        reported."""
         return await super().recall_memo(raw_body, memobase=memobase, ephemeral=True)
 
 

@@ -25,21 +25,22 @@ from drakit_operator.config import Election
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
-"""The longest wait for the release of the Lease at a stop. Otherwise, the Lease expires."""
+"""How long to wait for the Lease to be released during shutdown. After that, the Lease expires by
+itself."""
 
 LOG_SECONDS = 1.0
-"""The longest wait for the log at the end of the process."""
+"""How long to wait for the log when the process exits."""
 
 
 def _end_process(reason: str) -> None:
-    # If nobody reads the log, another thread hangs in a write, and holds the log's lock.
+    # If nothing reads the log, another thread can hang in a write while it holds the log's lock.
     tasks.limit_exit(1, seconds=LOG_SECONDS)
     logger.error("no longer leading; the process ends", extra={"reason": reason})
     os._exit(1)
 
 
 class Leadership:
-    """One candidate of the election. Run it once."""
+    """One candidate in the election. Run it once."""
 
     def __init__(
         self,
@@ -51,9 +52,9 @@ class Leadership:
         companion: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         """
-        :param connect: opens the session of the election, in its thread.
-        :param companion: a context that is entered before the election, in its thread, and exited
-            after it.
+        :param connect: opens the election's session, in the election thread.
+        :param companion: a context manager that is entered before the election and exited after it,
+            in the election thread.
         """
         self._connect = connect
         self._settings = settings
@@ -74,10 +75,10 @@ class Leadership:
         campaign = partial(self._campaign, asyncio.get_running_loop())
         await run_in_thread("lease", campaign, stop_seconds=RELEASE_SECONDS)
 
-    # ---- in the thread of the election
+    # ---- called in the election thread
 
     def silent_seconds(self) -> float:
-        """Return how long the API server has not responded about the Lease."""
+        """Return how long ago the API server last responded about the Lease."""
         responded_at = self._election.responded_at if self._election is not None else float("-inf")
         return asyncio.get_running_loop().time() - responded_at
 

@@ -3,12 +3,12 @@ Reconciles a DeviceMaintenance: taints its devices, evicts the pods that use the
 
 The devices are selected once, and stored in the status before any device is tainted. Devices that
 appear later are not included. Each call derives everything else from the store, so if a leader is
-killed, the next one finds all of its work. The maintenance owns its rules, so the garbage collector
+killed, the next one continues its work. The maintenance owns its rules, so the garbage collector
 deletes them even without an operator. :mod:`drakit_explain.maintenance` decides which rules and
 evictions are required.
 
-A refusal of the API server becomes a condition with its message. The caller gets an error only if
-the server does not respond. Does not depend on Kopf or queues.
+If the API server refuses a request, its message becomes a condition. The caller gets an error only
+if the server does not respond. Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -75,27 +75,28 @@ WRITE_SECONDS = 5.0
 another client may delete them repeatedly."""
 
 POLL_SECONDS = 5.0
-"""The pause between two rounds of evictions."""
+"""How long to wait between two rounds of evictions."""
 
 CLOCK_SECONDS = 60.0
-"""The longest wait for the start or the end of a window, because the clock can be changed."""
+"""Maximum wait before the start or end of a window is checked again, because the clock can be
+changed."""
 
 EVICTIONS = 20
-"""The maximum number of evictions in one round of a maintenance."""
+"""Maximum number of evictions in one round of a maintenance."""
 
 EVICT_SECONDS = (5.0, 60.0)
-"""The first and the longest pause before the eviction of a pod is retried. A PodDisruptionBudget
-may allow it later. A pod whose eviction was accepted may need its grace period to terminate."""
+"""The initial and the maximum backoff before a pod's eviction is retried. A PodDisruptionBudget may
+allow it later. A pod whose eviction was accepted may need its grace period to terminate."""
 
 DECIDED_SECONDS = 0.5
-"""The pause between the write of the selected devices and the next step. By then, the store has
-them."""
+"""How long to wait after writing the selected devices before the next step. By then, the store
+contains them."""
 
 LISTED = 20
-"""The number of blockers that the status lists, which is enough to find the cause."""
+"""Maximum number of blockers to list in the status, which is enough to find the cause."""
 
 NOT_EVALUATED = "NotEvaluated"
-"""The reason while the selectors of a class have not been evaluated."""
+"""The condition reason while the selectors of a class have not been evaluated."""
 
 
 @dataclass(slots=True)
@@ -110,14 +111,14 @@ class _Eviction:
 
 @dataclass(slots=True)
 class _Memory:
-    """The cached state of a maintenance. After a restart, nothing depends on it."""
+    """The in-memory state of a maintenance. It can be lost in a restart without harm."""
 
     written_at: float = float("-inf")
     rules_at: float = float("-inf")
     """The time at which rules were last created."""
 
     refusal: str = ""
-    """The reason why the API server did not create the rules."""
+    """The reason why the API server refused to create the rules."""
 
     evictions: dict[str, _Eviction] = field(default_factory=dict[str, _Eviction])
     """The evictions, keyed by the UIDs of pods that still use devices."""
@@ -139,7 +140,7 @@ class _State:
     """The time at which the evictions started. 0 if there were none."""
 
     over: bool = False
-    """Whether the time limit for the evictions has passed."""
+    """Whether the evictions have exceeded their time limit."""
 
     @property
     def pods(self) -> set[str]:
@@ -163,12 +164,13 @@ class MaintenanceController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules. Empty if the
-            cluster does not serve them.
-        :param working_rules_version: the same, but empty if the scheduler ignores them.
+        :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules, or an empty
+            string if the cluster does not serve them.
+        :param working_rules_version: the same, but also an empty string if the scheduler ignores
+            DeviceTaintRules.
         :param is_followed: returns whether the world has all maintenances. If not, a maintenance
-            may exist although it is missing here, so its rules stay. A starting API server may not
-            serve them yet.
+            may exist although it is missing from the world, so its rules are kept. For example, an
+            API server that is starting may not serve maintenances yet.
         """
         self._session = session
         self._is_followed = is_followed
@@ -230,7 +232,7 @@ class MaintenanceController:
         fields: dict[str, Any] = {"observedGeneration": found.generation}
         if not _is_decided(found):
             accepted, devices = self._decide(found)
-            if devices:  # the next steps follow once the devices are stored
+            if devices:  # the next steps follow when the store contains the devices
                 fields["devices"] = [each._asdict() for each in devices]
                 fields["deviceCount"] = len(devices)
                 return Status(conditions=(accepted,), fields=fields), DECIDED_SECONDS
@@ -269,7 +271,7 @@ class MaintenanceController:
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)
         boundary = found.end
-        # After the end, a change to the clock does not start the maintenance again.
+        # Once a maintenance has ended, a clock change does not start it again.
         if now >= found.end or _condition(found, "Ended").get("status") == "True":
             state.phase, boundary = "Ended", float("inf")
         elif now < found.start:
@@ -282,7 +284,8 @@ class MaintenanceController:
                 state.problem = await self._add_rules(found, version, memory) or state.problem
             pauses += await self._drain(found, state, memory, now)
         else:
-            state.tainted = len(rules_named(found.name, self._world))  # rules not deleted yet
+            # The rules that have not been deleted yet.
+            state.tainted = len(rules_named(found.name, self._world))
             state.problem = problem or await self._remove(found.name)
         for uid in memory.evictions.keys() - state.pods:
             del memory.evictions[uid]
@@ -293,7 +296,7 @@ class MaintenanceController:
         self, found: MaintenanceFacts, state: _State, memory: _Memory, now: float
     ) -> list[float]:
         """Find the tainted devices and the pods that use them, and evict these pods. Return the
-        seconds until each of the next steps."""
+        seconds until each next step."""
         pauses: list[float] = []
         by_rules, devices = state.by_rules, found.devices
         tainted = {
@@ -343,7 +346,7 @@ class MaintenanceController:
         try:
             for device in missing:
                 if not self._is_current(found):
-                    break  # the garbage collector deletes a rule whose owner is gone
+                    break  # the owner is gone, so the garbage collector would delete the rule
                 body = rule_of(found, device, api_version=version)
                 with suppress(AlreadyExistsError):  # the store is outdated
                     await self._session.create(resource_path(version, "devicetaintrules"), body)
@@ -356,8 +359,8 @@ class MaintenanceController:
     async def _remove(self, maintenance: str, *, keep: Collection[str] = ()) -> str:
         """
         Delete the rules of a maintenance, including those of earlier maintenances with this name:
-        if their owner was orphaned, the garbage collector does not delete them. Return the problem,
-        if any.
+        if an earlier maintenance was deleted and orphaned its rules, the garbage collector does not
+        delete them. Return the problem, if any.
         """
         version = self._rules_version()
         for each in rules_named(maintenance, self._world):
@@ -374,7 +377,7 @@ class MaintenanceController:
         return ""
 
     async def _evict(self, found: MaintenanceFacts, due: Sequence[Use], memory: _Memory) -> None:
-        """Evict the pods that are due."""
+        """Evict the pods whose eviction is due."""
         now, left = self._clock(), EVICTIONS
         for use in due:
             if (pod := use.pod) is None:
@@ -422,7 +425,7 @@ class MaintenanceController:
     # ------------------------------------------------------------ Events
 
     async def _announce(self, found: MaintenanceFacts, turned_to: Condition) -> None:
-        """Write an Event about a condition that users wait for."""
+        """Write an Event about a condition that users may be waiting for."""
         kind, status, reason, message = turned_to
         bad = reason in ("Blocked", "Refused", "TimeLimit", "Unsupported")
         bad = bad or (kind == "Accepted" and status == "False")
@@ -463,7 +466,7 @@ def _is_decided(found: MaintenanceFacts) -> bool:
 def _status(
     found: MaintenanceFacts, accepted: Condition, state: _State, evictions: Mapping[str, _Eviction]
 ) -> Status:
-    """Return the status of an accepted maintenance."""
+    """Return the desired status of an accepted maintenance."""
     blockers: list[tuple[bool, dict[str, str]]] = []
     for each in state.uses:
         eviction = evictions.get(each.pod.uid, _Eviction()) if each.pod else _Eviction()

@@ -1,5 +1,5 @@
 """
-The operator's metrics: few, and with closed sets of label values.
+The operator's metrics. They are few, and each label has a fixed set of values.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
 SUPPRESSED = ("shared", "flapping", "namespace_deleted")
 """The reasons why an Event is not written: another Event about a shared cause contains the reason,
-the object returned to an earlier reason too soon, or nobody could read the Event."""
+the object returned to an earlier reason too soon, or nobody could read the Event because its
+namespace is deleted."""
 
 NODE_STATES = ("desired", "registered", "publishing")
-"""The states by which a driver's nodes are counted."""
+"""The states in which a driver's nodes are counted."""
 
 
 class Metrics:
-    """The metrics of a process or a test, with a private registry."""
+    """The metrics of one process or test, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

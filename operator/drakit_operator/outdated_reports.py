@@ -1,10 +1,10 @@
 """
 Marks the NodeDeviceReports of node plugins that are gone. Each plugin writes its own report, so
-without this module, conditions such as Registered would stay.
+without this module, conditions such as Registered would stay True after the plugin is gone.
 
 A plugin writes its report at least every 45 minutes. If a plugin is gone, the kubelet deletes the
-slices of its driver much earlier, after 30 s. A plugin that is available again writes its report
-again.
+slices of its driver much earlier, after 30 s. When the plugin is available again, it rewrites its
+report.
 
 Does not depend on Kopf or queues.
 """
@@ -30,11 +30,12 @@ SILENT_SECONDS = 3600.0
 """The age at which a report is outdated. It exceeds 45 minutes, because clocks can differ."""
 
 WITHDRAWN_SECONDS = 60.0
-"""The time without slices after which the plugin of published devices is gone. The kubelet also
-deletes slices when it starts, but then a plugin publishes them again within seconds."""
+"""How long a driver that published devices can be without slices before its plugin is considered
+gone. The kubelet also deletes slices when it starts, but then a plugin publishes them again within
+seconds."""
 
 RETRY_SECONDS = 300.0
-"""The pause after a refused write."""
+"""How long to wait after a refused write."""
 
 
 class OutdatedReports:
@@ -51,8 +52,8 @@ class OutdatedReports:
         self._world = world
         self._now = now
         self._withdrawn: dict[str, float] = {}
-        """The time since which the node has had no slices of the driver, keyed by the name of the
-        report."""
+        """The time at which the last slice of the driver disappeared from the node, keyed by report
+        name."""
 
     async def refresh(self, name: str) -> float | None:
         """

@@ -5,8 +5,8 @@ The reason why a claim is not allocated depends on the pod that waits for it, so
 :func:`problems_of_pod` also reports the claims of the pod. :func:`problems_of_claim` reports
 problems that do not depend on a waiting pod, including problems of running pods.
 
-:mod:`drakit_explain` words the sentences, and :mod:`drakit_operator.announcing` reports them. Does
-not depend on queues, clocks or sessions.
+:mod:`drakit_explain` composes the sentences, and :mod:`drakit_operator.announcing` reports them.
+    Does not depend on queues, clocks or sessions.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from drakit_explain.pending_claims import missing_classes
 from drakit_explain.world import Name, World
 
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED, Code.POD_NOT_STARTED, Code.POD_FAILED])
-"""Reasons that the kubelet's own Events on the same pod contain, but without the remedy."""
+"""Reasons that the kubelet itself reports in Events on the same pod, but without a remedy."""
 
 _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
-"""The node controller reports this about the node and each of its pods, so no Event is needed for
-each claim."""
+"""Reasons that the node controller reports about the node and each of its pods, so the claims do
+not need Events."""
 
 _AFTER_RESTARTS = frozenset([Code.DRIVER_UNAVAILABLE, Code.POOL_GONE])
-"""After a restart of a driver or kubelet, slices are missing for seconds, but pods start anyway."""
+"""Reasons that a restart of a driver or kubelet can cause. Slices are missing for a few seconds,
+but pods start anyway."""
 
 _BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
 """Problems of an allocated claim that keep its pod waiting for a node."""
 
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
 """Problems of allocated claims that are reported immediately. Others may occur during an update of
-a driver. A missing device has its own waiting time."""
+a driver. A missing device has its own delay."""
 
 
 def problems_of_pod(
@@ -48,7 +49,7 @@ def problems_of_pod(
 
     :param settled: whether the pod has been known for a while.
     """
-    if pod.deleting:  # a deletion can take a long time, and is not a problem by itself
+    if pod.deleting:  # a deletion can take a long time without being a problem
         return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
     reasons = [
@@ -61,10 +62,11 @@ def problems_of_pod(
     for each in certain(found.claim_reasons, world):
         claim = world.claim(pod.namespace, each.regarding.name)
         if claim is not None and claim.owner_uid == pod.uid:
-            continue  # the Event about its pod contains the same sentence
+            continue  # the Event about the pod contains the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    # The remedy may fail because of an object that the operator is not allowed to read.
+    # If the operator is not allowed to read some objects, the remedy may fail because of one of
+    # them.
     find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
         uid: [replace(each, find_remedy=find_remedy) for each in reasons]
@@ -110,7 +112,8 @@ def running_pods(claim: ClaimFacts, world: World) -> list[Consumer]:
 
 
 def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
-    """Return whether a claim was created for a pod that gets an Event with the same sentence."""
+    """Return whether an Event about the pod for which a claim was created contains the same
+    sentence."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     if pod is None or pod.uid != claim.owner_uid:
         return False

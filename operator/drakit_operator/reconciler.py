@@ -6,10 +6,10 @@ The concerns decide which objects a change affects, and find their problems. The
 when to announce them. HostDevicePolicies, DeviceMaintenances and DeviceDrivers are in the same
 queue, but have a status instead of problems.
 
-A namespace is charged for the work on its objects, and so is each kind of cluster-scoped objects.
-The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked immediately;
-queries of the selector evaluator; and all other checks, one at a time. If a check lacks results of
-the allocator, they are requested, and the check is repeated.
+Each namespace is charged for the work on its objects. Each kind of cluster-scoped object is charged
+separately. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked
+immediately; queries of the selector evaluator; and all other checks, one at a time. If a check
+lacks results of the allocator, they are requested, and the check is repeated.
 
 Does not depend on Kopf, Leases, or sessions.
 """
@@ -67,20 +67,20 @@ URGENT = CLAIM
 """The concern whose checks are cheap. They run immediately, and before all others."""
 
 BUSY_SECONDS = 0.5
-"""The pause before an object that did not get a turn of the allocator is checked again."""
+"""How long to wait before checking an object again that did not get its turn in the allocator."""
 
 OUTDATED_SECONDS = 2.0
-"""The pause before an object is checked again, if the store does not have all objects."""
+"""How long to wait before checking an object again while the store does not have all objects."""
 
 YIELD_SECONDS = 0.002
-"""The interval at which other checks test whether the urgent ones are done."""
+"""How often other checks test whether the urgent checks are done."""
 
 COUNT_SECONDS = 30.0
-"""The pause between two counts of all devices. In a large cluster, a count takes most of a
+"""How long to wait between two counts of all devices. In a large cluster, a count takes almost a
 second."""
 
 POLICY_SECONDS = 1.0
-"""The pause between a change and the resulting write to a policy or driver. Changes come in bursts:
+"""How long to wait after a change before reconciling the policy or driver. Changes come in bursts:
 a node reports, a slice changes, a pod starts."""
 
 
@@ -104,8 +104,8 @@ class Concern:
 
     kind: Kind
     problems: Callable[[Any, bool], Problems]
-    """Returns reasons, keyed by the UID of their object, for an object and whether it is
-    settled."""
+    """Returns the reasons, keyed by the UID of their object. Called with an object, and whether it
+    is settled."""
 
     settles: bool = False
     """Whether an object is checked again when it is settled, because some reasons are normal for a
@@ -115,7 +115,7 @@ class Concern:
     """Whether one Event for each reason is enough."""
 
     expressions: Callable[[Any], Sequence[str]] | None = None
-    """Returns the selectors that must be evaluated first."""
+    """Returns the selectors that must be evaluated before the check."""
 
     prepare: Callable[[Any], Iterator[None]] | None = None
     """Does the long part of the check. It yields at intervals."""
@@ -126,11 +126,11 @@ class Refresh:
     """Reconciles objects of one kind that have a status instead of problems."""
 
     call: Callable[[str], Awaitable[float | None]]
-    """Reconciles the object with a name. Returns the seconds until the next call. May raise
+    """Reconciles the object with the given name. Returns the seconds until the next call. May raise
     ApiError."""
 
     expressions: Callable[[str], Sequence[str]] = lambda _: ()
-    """Returns the selectors that must be evaluated first."""
+    """Returns the selectors that must be evaluated before the call."""
 
 
 Problems = Mapping[str, Sequence[Reason]]
@@ -138,8 +138,7 @@ Problems = Mapping[str, Sequence[Reason]]
 
 
 def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
-    """Return the concerns over a store, keyed by the names that they have in the queue and in
-    metrics."""
+    """Return the concerns for a store, keyed by their names in the queue and in metrics."""
     world, verdicts = store.world, explainer.verdicts
     return {
         POD: Concern(
@@ -150,8 +149,8 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
             prepare=lambda pod: explainer.prepare(pod) if waits(pod) else iter(()),
         ),
         CLAIM: Concern(kind=CLAIMS, problems=lambda claim, _: problems_of_claim(claim, world)),
-        # Templates and classes are checked when they appear, not whenever devices change: a waiting
-        # pod gets its own Events then.
+        # Templates and classes are checked when they appear, but not whenever devices change,
+        # because a waiting pod then gets its own Events.
         TEMPLATE: Concern(
             kind=TEMPLATES,
             problems=lambda of, _: {of.uid: template_problems(of, world, verdicts)},
@@ -192,7 +191,7 @@ class Reconciler:
         :param refresh: reconciles objects that have a status instead of problems, by concern.
         :param is_current: returns whether the store has all objects. While it does not, problems
             are uncertain.
-        :param clock: measures checks, in seconds.
+        :param clock: returns the time in seconds, to measure checks.
         """
         self._clock = clock
         self._refresh = refresh
@@ -203,14 +202,14 @@ class Reconciler:
         self._concerns = concerns_of(store, explainer)
         self._evaluation = SelectorEvaluation(store.world, selectors)
         self._checking = asyncio.Lock()
-        """Allows one check at a time. A check of all devices of a large cluster takes a tenth of a
+        """Allows one check at a time. In a large cluster, checking all devices takes a tenth of a
         second."""
 
         self._check_seconds = 0.0
         """The duration of the last part of a non-urgent check."""
 
         self.driver_devices: Mapping[str, Counter[str]] | None = None
-        """The number of devices by state, for each counted driver. None before the first count."""
+        """The number of devices in each state, keyed by driver. None before the first count."""
 
         self._store = store
         self._queue = queue
@@ -241,8 +240,8 @@ class Reconciler:
                     self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:
-        """Queue the waiting pods. The requests of pods on nodes change too often to queue these
-        pods after each change. Queries that the allocator could not answer are repeated."""
+        """Queue the waiting pods. The requests of the pods on nodes change too often to queue the
+        waiting pods after each change. Queries that the allocator could not answer are repeated."""
         self.verdicts.forget_undecided()
         for name in self._store.world.waiting_pods():
             self._queue.add_after(Key(POD, name), self._debounce_seconds)
@@ -303,9 +302,9 @@ class Reconciler:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def never_allocated(self, template: TemplateFacts) -> list[str]:
-        """Return the reasons why no claim of a template that does not exist yet could be allocated,
-        if that is certain. This takes as long as the allocator does, so the caller must limit the
-        time."""
+        """Return the reasons why claims of a template that does not exist yet can never be
+        allocated, if that is certain. The call takes as long as the allocator does, so the caller
+        must limit the time."""
         namespace = template.namespace
         while self._is_current():
             try:
@@ -321,11 +320,12 @@ class Reconciler:
         """
         Reconcile one object at a time, until canceled.
 
-        :param urgent: process only the urgent checks. Otherwise, process only the other ones.
+        :param urgent: whether to process only the urgent checks. Otherwise, only the other ones are
+            processed.
         """
         while True:
             async with AsyncExitStack() as turn:
-                if not urgent:  # before `get`, which decides whose turn it is
+                if not urgent:  # yield before `get`, which decides whose turn it is
                     await turn.enter_async_context(self._checking)
                 key = await self._queue.get(URGENT_CHECKS if urgent else CHECKS)
                 with request_scope(new_request_id()):
@@ -333,7 +333,7 @@ class Reconciler:
             await asyncio.sleep(0)  # a long queue must not block the probes
 
     async def evaluate(self) -> None:
-        """Run one query about the selectors of one object at a time, until canceled."""
+        """Evaluate the selectors of objects until canceled, one query at a time."""
         while True:
             key = await self._queue.get(SELECTORS)
             began = time.monotonic()
@@ -387,7 +387,7 @@ class Reconciler:
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
     async def _check(self, key: Key, turn: AsyncExitStack) -> tuple[float | None, bool]:
-        """Announce the problems of an object, or request the missing results first. Return the
+        """Announce the problems of an object, or first request the missing results. Return the
         seconds until the next check, and whether the object was checked."""
         try:
             return await self._announce_problems(key, turn), True
@@ -422,8 +422,8 @@ class Reconciler:
         with self._charged(key):
             found = concern.problems(fact, unsettled <= 0)
         await turn.aclose()
-        # Don't pause, because the announcer may search for a remedy in the world with these
-        # problems.
+        # Don't suspend before this point: the announcer may search for a remedy in the world, which
+        # must still have these problems.
         pauses = [
             await self._announcer.announce(
                 uid,
@@ -460,8 +460,8 @@ class Reconciler:
             yield
 
     async def _yield_to_urgent(self) -> None:
-        """Wait for urgent checks and their Events, for at most the duration of the last other
-        check."""
+        """Wait for urgent checks and their Events, but at most as long as the last non-urgent check
+        took."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._check_seconds
         await asyncio.sleep(0)
@@ -470,7 +470,7 @@ class Reconciler:
 
     @contextmanager
     def _charged(self, key: Key) -> Generator[None]:
-        """Charge the owner of a key for the time of the block."""
+        """Charge the owner of a key for the time that the block takes."""
         began = self._clock()
         try:
             yield
@@ -481,7 +481,8 @@ class Reconciler:
                 self._check_seconds = seconds
 
     def _with_charge(self, reason: Reason, key: Key) -> Reason:
-        """Return a reason that also charges for the search for its remedy, which takes longest."""
+        """Return the reason, with a search for its remedy that also charges the owner of the key.
+        The search takes the longest."""
 
         def find_remedy() -> str:
             with self._charged(key):

@@ -1,5 +1,6 @@
 """
-Evaluates selectors for the store: those that a pod's explanation needs, before it is explained.
+Evaluates the selectors that a pod's explanation needs, before the pod is explained, and keeps their
+results.
 
 The evaluator may block for seconds, so it runs in a thread. Its queries and results are plain data.
 Each selector is evaluated separately. A selector that fails is treated as not evaluated: the pods
@@ -38,24 +39,24 @@ from drakit_explain.world import World
 logger = logging.getLogger(__name__)
 
 GATES_SECONDS = 5.0
-"""The longest wait for the cluster's feature gates. After that, they are treated as unknown."""
+"""How long to wait for the cluster's feature gates. After that, they are treated as unknown."""
 
 MAX_REMEMBERED = 512
-"""The number of cached selectors for which the evaluator has no result, or that take too long. The
-oldest are dropped first."""
+"""Maximum number of selectors to cache that have no result or take too long. The oldest are dropped
+first."""
 
 EXPENSIVE_SECONDS = 300.0
 """How long a selector that took too long for some devices is treated as too expensive for all
 others. Devices change far more often than selectors."""
 
 FIRST_SECONDS = 0.25
-"""The longest wait for a result of a selector. If there is none, its namespace is charged for the
-attempt, so other namespaces get their turn before the next attempt, which has
+"""How long to wait for a result of a selector in its first attempt. If there is none, its namespace
+is charged for the attempt, so other namespaces get their turn before the next attempt, which has
 `SELECTOR_SECONDS`."""
 
 TURN_SECONDS = 0.05
-"""The evaluation time after which it is the turn of another object. If 200 namespaces have equally
-many queries, each gets a turn within 10 s."""
+"""How long selectors are evaluated before another object gets its turn. If 200 namespaces have
+equally many queries, each gets a turn within 10 s."""
 
 FIRST_DEVICES = 2
 """The number of devices for which a selector is evaluated first, because each can take 20 ms."""
@@ -66,11 +67,12 @@ LONGEST_SECONDS = 1.0
 TOO_EXPENSIVE = SelectorResult(unknown="the selector takes too much time", expensive=True)
 
 MAX_PARTS = 256
-"""The maximum number of selectors whose evaluation is interrupted. The oldest ones start again."""
+"""Maximum number of selectors with an interrupted evaluation. The evaluation of the oldest ones
+starts from the beginning."""
 
 MAX_OF_OBJECT = 64
-"""The maximum number of distinct selectors of an object, including those of its classes. With more,
-the object is not evaluated. A pod with 16 claims can have 131,072."""
+"""Maximum number of distinct selectors of an object, including those of its classes. An object with
+more is not evaluated. A pod with 16 claims can have 131,072."""
 
 
 class Missing(NamedTuple):
@@ -109,15 +111,15 @@ class SelectorEvaluation:
         again (loop clock)."""
 
         self._late: dict[str, str] = {}
-        """Selectors without a result of the first attempt in time, with the namespace that was
-        charged."""
+        """Selectors whose first attempt did not produce a result in time, with the namespace that
+        was charged."""
 
         self._parts: dict[str, _Part] = {}
         """Selectors that are evaluated only for some devices of a query."""
 
         self._expensive: dict[str, tuple[float, SelectorResult]] = {}
-        """Selectors that took too long, with the time until which that applies (loop clock), and
-        the result for devices."""
+        """Selectors that took too long, with the time until which they are too expensive (loop
+        clock), and their result for all devices."""
 
         self._problems = ProblemLog(
             logger, "selectors cannot be evaluated", recovered="selectors are evaluated again"
@@ -127,7 +129,8 @@ class SelectorEvaluation:
         """
         Evaluate with these feature gates from now on. None means that they are unknown.
 
-        Known gates stay in effect. Return whether known results were dropped.
+        If the gates are unknown, the known ones stay in effect. Return whether known results were
+        dropped.
         """
         wanted = gates or self._gates or FeatureGates()
         async with self._asking:
@@ -152,8 +155,8 @@ class SelectorEvaluation:
         return dropped
 
     def missing(self, expressions: Sequence[str]) -> tuple[Missing | None, float | None]:
-        """Return the next query for the evaluator, or the seconds until a selector without a result
-        can be evaluated again, if there is one."""
+        """Return the next query for the evaluator, if any. Otherwise, return the seconds until a
+        selector without a result can be evaluated again, if there is one."""
         wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
         times: list[float] = []
         for each in wanted if len(wanted) <= MAX_OF_OBJECT else ():
@@ -201,7 +204,8 @@ class SelectorEvaluation:
                 self._late.pop(expression, None)
 
     def lost(self, expressions: Sequence[str]) -> bool:
-        """Return whether results were dropped in favor of other objects since `prepare`."""
+        """Return whether results were dropped since `prepare` to make room for those of other
+        objects."""
         wanted = dict.fromkeys(expressions)
         if len(wanted) > MAX_OF_OBJECT:
             return False
@@ -227,7 +231,7 @@ class SelectorEvaluation:
     async def _outcomes(
         self, expression: str, devices: Sequence[Mapping[str, Any]], seconds: float
     ) -> Sequence[SelectorResult]:
-        """Evaluate a selector for the first of these devices without a result."""
+        """Evaluate a selector for the first devices among these that do not have a result yet."""
         now = asyncio.get_running_loop().time()
         until, outcome = self._expensive.get(expression, (0.0, SelectorResult()))
         if until > now:

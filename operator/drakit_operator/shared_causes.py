@@ -24,37 +24,37 @@ from drakit_explain.codes import Cause, Code
 from drakit_explain.model import ObjectReference
 
 MANY = 10
-"""The number of objects of one kind in a namespace at which they share a cause. Below it, each has
-its own Event."""
+"""Minimum number of objects of one kind in a namespace to share an Event. Below it, each has its
+own Event."""
 
 PAUSE_SECONDS = 0.5
-"""The time without new objects after which a cause is judged."""
+"""How long a cause must go without new objects before it is judged."""
 
 LIMIT_SECONDS = 5.0
-"""The maximum time for which a cause may grow before it is judged."""
+"""Maximum time that a cause can grow before it is judged."""
 
 NAMING = 100
-"""The maximum number of objects in a namespace that name the representative. Further objects get no
-Event."""
+"""Maximum number of objects in a namespace to get an Event that names the representative. Further
+objects do not get an Event."""
 
 
 class Action(Enum):
-    """The action for an object with a shared cause."""
+    """The action to take for an object with a shared cause."""
 
     OWN = "own"
-    """An Event of its own, if one is due."""
+    """Write the object's own Event, if one is due."""
 
     SHARED = "shared"
-    """An Event about the shared cause, which is due now."""
+    """Write the Event about the shared cause, which is due now."""
 
     WAIT = "wait"
-    """No Event now, because other objects with the cause may follow."""
+    """Write no Event yet, because other objects with the cause may follow."""
 
     NAMING = "naming"
-    """An Event that names the object with the whole reason."""
+    """Write an Event that names the object whose Event contains the whole reason."""
 
     COVERED = "covered"
-    """No Event: the Events of others cover the object."""
+    """Write no Event, because the Events of other objects cover this one."""
 
 
 class Judgment(NamedTuple):
@@ -69,14 +69,14 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Space:
-    """The objects of one namespace that have one cause."""
+    """The objects of one namespace that share a cause."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     representative: ObjectReference | None = None
     """The first object with its own Event."""
 
     candidate: ObjectReference | None = None
-    """The object whose own Event is being written while there is no representative."""
+    """The object whose own Event is being written, while there is no representative yet."""
 
     @property
     def size(self) -> int:
@@ -85,11 +85,11 @@ class _Space:
 
 @dataclass(slots=True)
 class Group:
-    """The objects that have one cause."""
+    """The objects that share a cause."""
 
     cause: Cause
     began: float
-    """The time at which the last burst that added objects began."""
+    """The time at which the last burst of added objects began."""
 
     grew: float
     members: dict[str, ObjectReference] = field(default_factory=dict[str, ObjectReference])
@@ -97,11 +97,11 @@ class Group:
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     spaces: dict[str, _Space] = field(default_factory=dict[str, _Space])
-    """The objects of each namespace."""
+    """The objects, grouped by namespace."""
 
     judges: set[str] = field(default_factory=set[str])
-    """The first members. They are enough to judge the cause in time, so other objects are checked
-    after that."""
+    """The first members. Checking them is enough to judge the cause in time, so the other members
+    are checked afterwards."""
 
     announced_at: float | None = None
     announced_size: int = 0
@@ -112,8 +112,8 @@ class Group:
 
     @property
     def size(self) -> int:
-        """The number of objects of the most frequent kind. Kinds are not added up, because a pod
-        and its claim are one problem."""
+        """The number of objects of the most frequent kind. The kinds are not added up, because a
+        pod and its claim have the same problem."""
         return max(self.kinds.values(), default=0)
 
     def add(self, uid: str, member: ObjectReference) -> None:
@@ -149,12 +149,12 @@ class Group:
 
 
 class SharedCauses:
-    """Counts objects by cause. Times are seconds on one clock."""
+    """Counts objects by cause. All times are in seconds on the same clock."""
 
     def __init__(self, *, change_seconds: float, repeat_seconds: float) -> None:
         """
-        :param change_seconds: pause before an Event with a number that has doubled.
-        :param repeat_seconds: pause before any other Event about the same cause.
+        :param change_seconds: how long to wait before an Event whose number of objects has doubled.
+        :param repeat_seconds: how long to wait before any other Event about the same cause.
         """
         self._change_seconds = change_seconds
         self._repeat_seconds = repeat_seconds
@@ -164,7 +164,7 @@ class SharedCauses:
     def join(
         self, uid: str, code: Code, cause: Cause | None, regarding: ObjectReference, *, now: float
     ) -> None:
-        """Count an object for its cause, and remove it from its earlier cause."""
+        """Add an object to its cause, and remove it from its earlier cause."""
         key = _Key(code, cause) if cause is not None else None
         if self._key_of.get(uid) == key:
             return
@@ -188,16 +188,16 @@ class SharedCauses:
         group = self._groups[key]
         group.remove(uid)
         group.judges.discard(uid)
-        # A group that was announced is kept, so that a cause that flaps is announced once.
+        # Keep an announced group for a while, so that a cause that flaps is announced only once.
         if not group.members and not group.being_announced and self._is_forgotten(group, now):
             del self._groups[key]
 
     def judge(self, uid: str, *, now: float, named_another: bool = False) -> Judgment:
         """
-        Return the action for an object whose own Event is due.
+        Return what to do about an object whose own Event is due.
 
-        :param named_another: whether its last Event named another object, which may soon be
-            replaced.
+        :param named_another: whether the object's last Event named another object, which may soon
+            be replaced.
         """
         if (found := self._find(uid)) is None:
             return Judgment(Action.OWN)
@@ -219,7 +219,8 @@ class SharedCauses:
         return Judgment(Action.NAMING if space.size <= NAMING else Action.COVERED, due - now)
 
     def naming_note(self, uid: str) -> str:
-        """Return a note that names the object with the whole reason. Empty if there is none."""
+        """Return a note that names the object whose Event contains the whole reason. Empty if there
+        is no such object."""
         found = self._find(uid)
         if found is None or (first := found[1].representative) is None:
             return ""
@@ -227,8 +228,8 @@ class SharedCauses:
 
     @contextmanager
     def announcing_own(self, uid: str) -> Generator[None]:
-        """Write the object's own Event in the block. The other objects of its namespace wait for
-        it."""
+        """A context in which the caller writes the object's own Event. Meanwhile, the other objects
+        of its namespace wait."""
         if (found := self._find(uid)) is None:
             yield
             return
@@ -255,7 +256,8 @@ class SharedCauses:
 
     @contextmanager
     def announcing(self, uid: str, *, now: float) -> Generator[Group]:
-        """Announce the cause of an object in the block. After an error, it is due again."""
+        """A context in which the caller announces the cause of an object. After an error, the
+        announcement is due again."""
         group = self._groups[self._key_of[uid]]
         group.being_announced = True
         try:
@@ -281,7 +283,7 @@ class SharedCauses:
             del self._groups[key]
 
     def _next(self, group: Group) -> float:
-        """Return the time from which another Event about a cause may follow."""
+        """Return the earliest time for another Event about a cause."""
         if group.announced_at is None:
             return group.began
         doubled = group.size >= 2 * group.announced_size

@@ -1,6 +1,6 @@
 """
-Follows all kinds: each kind has a reflector. Its lists fill the store, and its changes are events
-for the Kopf handlers.
+Follows all kinds, with a reflector for each. A reflector's lists fill the store, and its changes
+are events for the Kopf handlers.
 
 A list does not produce events, because objects may be missing from it. The store is complete when
 each kind has been listed once, or is left out because the cluster does not serve it or denies
@@ -35,39 +35,40 @@ from drakit_operator.store import Store
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05
-"""Changes within this time are passed on together, because checking the affected objects is
-expensive. A rolling update of a driver changes hundreds of slices within seconds."""
+"""How long to collect changes before passing them on together, because checking the affected
+objects is expensive. A rolling update of a driver changes hundreds of slices within seconds."""
 
 RETRY_SECONDS = 5.0
-"""The longest pause before a request is repeated. Only the leader makes these requests, and nothing
-is certain while a kind is not followed."""
+"""Maximum pause before a request is repeated. It can be short, because only the leader makes these
+requests, and nothing is certain while a kind is not followed."""
 
 LASTING_SECONDS = 60.0
-"""A watch whose errors last longer than this is a problem, because nothing is certain until they
-end."""
+"""How long the errors of a watch can last before they are reported as a problem. Until they end,
+nothing is certain."""
 
 AT_ONCE = 500
-"""The number of listed objects that the store takes in one iteration of the loop: about 20 ms."""
+"""How many listed objects to store in one iteration of the event loop, which takes about 20 ms."""
 
 IN_FLIGHT = 100
-"""The maximum number of events of a kind that wait for handlers. Further events wait in the
+"""Maximum number of events of a kind to buffer for the handlers. Further events wait in the
 connection."""
 
 WHOLE = frozenset({POLICIES, MAINTENANCES})
 """Kinds whose handlers get the whole object, because they reconcile it."""
 
 ABSENT_SECONDS = 5.0
-"""The interval at which the operator checks again for a kind that the cluster does not have, or
-that the operator may not list and watch."""
+"""How often to check again for a kind that the cluster does not have, or that the operator may not
+list and watch."""
 
 COLLECTED = 5000
-"""After this many kept objects, garbage is collected, which takes about 20 ms."""
+"""How many objects to keep before garbage is collected, which takes about 20 ms."""
 
 POD_PATH = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 
 OUTDATED_SECONDS = 180.0
-"""If the watch sends nothing for this long, loads are unknown. Bookmarks arrive every minute."""
+"""How long the watch can be silent before the loads are considered unknown. Bookmarks arrive every
+minute."""
 
 
 Event = dict[str, Any]
@@ -90,7 +91,7 @@ class Sources:
     ) -> None:
         """
         :param take: receives the changes to the store.
-        :param recheck_seconds: the interval at which served versions and permissions are read.
+        :param recheck_seconds: how often to read the served versions and the permissions.
         """
         self._session = session
         self._store = store
@@ -101,14 +102,14 @@ class Sources:
         self._known: dict[Kind, Served | Absence] = {}
         self._reflectors: dict[Kind, Reflector[Fact]] = {}
         self._errors: dict[Kind, tuple[float, str]] = {}
-        """Kinds that cannot be listed, with the time since which this has been the case (loop
-        clock), and the reason."""
+        """Kinds that cannot be listed, with the time of the first failure (loop clock) and the
+        reason."""
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()
         self._channels = {kind: _Channel() for kind in self.kinds}
         self._partial: set[Kind] = set()
-        """Kinds for which the store does not yet have all objects of the last list."""
+        """Kinds whose last list has not been stored completely."""
 
         self.complete = asyncio.Event()
         """Set when every kind has been listed once, or is left out."""
@@ -120,7 +121,8 @@ class Sources:
                 group.create_task(self._follow(kind), name=str(kind))
 
     def problem(self) -> str | None:
-        """Return a kind that prevents all conclusions, with the reason, or None."""
+        """Return a message about a kind whose absence makes all results uncertain, with the reason.
+        Return None if there is no such kind."""
         now = asyncio.get_running_loop().time()
         for kind, (since, why) in self._errors.items():
             if kind.required or now - since > LASTING_SECONDS:
@@ -132,8 +134,8 @@ class Sources:
 
     @property
     def is_current(self) -> bool:
-        """Whether the store is complete, and currently follows every kind. If not, an object to
-        which another one refers can exist without being in the store."""
+        """Whether the store is complete, and currently follows every kind. If not, an object that
+        another object refers to can exist without being in the store."""
         return (
             self.complete.is_set()
             and not self._partial
@@ -151,13 +153,13 @@ class Sources:
         return isinstance(self._known.get(kind), Absence)
 
     def version_of(self, kind: Kind) -> str:
-        """Return the ``apiVersion`` in which a kind is served. If unknown, return the preferred
-        one."""
+        """Return the ``apiVersion`` in which the cluster serves a kind. If that is unknown, return
+        the preferred one."""
         known = self._known.get(kind)
         version = known.version if isinstance(known, Served) else kind.versions[0]
         return f"{kind.group}/{version}" if kind.group else version
 
-    # ---- the handlers
+    # ---- called by the handlers
 
     async def next_event(self, kind: Kind) -> Event:
         """Wait for the next event of a kind. Each event must be passed to :meth:`handle`."""
@@ -191,8 +193,8 @@ class Sources:
             logger.info("a kind is listed again", extra={"kind": str(kind), "reason": why})
 
     async def _until_outdated(self, reading: asyncio.Task[None], served: Served) -> str:
-        """Return the reason why a kind must be listed again. Raise the error that ended its
-        reflector."""
+        """Wait until a kind must be listed again, and return the reason. If the reflector fails,
+        raise its error."""
         while True:
             await asyncio.wait({reading}, timeout=self._recheck_seconds)
             if reading.done():
@@ -221,7 +223,7 @@ class Sources:
             if kind in WHOLE:
                 bodies[name_of(body)] = body
             fact = self._store.admit(served.read(body, on_skipped=self._on_skipped))
-            # Use the object in the store if it is equal, to save memory.
+            # To save memory, use the object in the store if it is equal.
             known = self._store.find(kind, name_of(body))
             return known if known is not None and known == fact else fact
 
@@ -250,7 +252,8 @@ class Sources:
         async for change in reflector.changes():
             match change:
                 case Replaced(items=facts):
-                    await channel.settled()  # an earlier event must not undo the list
+                    # Handle earlier events first, so that they do not undo the list.
+                    await channel.settled()
                     await self._replace(served, facts)
                     for fact in facts if kind in WHOLE else ():
                         await channel.send(event(None, fact))
@@ -261,7 +264,7 @@ class Sources:
 
     async def _replace(self, served: Served, facts: Sequence[Fact]) -> None:
         """Process a complete list. Yield to the loop at intervals."""
-        # A cancellation does not undo this. The next list of the kind does.
+        # After a cancellation, the kind stays partial until its next list.
         self._partial.add(served.kind)
         for number, change in enumerate(self._store.replace(served.kind, facts)):
             if change is not None:
@@ -299,7 +302,8 @@ class Sources:
         self._errors[kind] = since, why
 
     def _leave_out(self, kind: Kind, absence: Absence) -> None:
-        """Record that a kind is not watched, because of permissions or the cluster's version."""
+        """Record that a kind is not watched, because the operator lacks permissions or the cluster
+        does not serve the kind."""
         missing = absence.forbidden or kind.required or kind.is_ours
         if missing:
             self._metrics.kind_listed.labels(str(kind)).set(0)
@@ -312,7 +316,7 @@ class Sources:
             logger.log(level, "kind is not watched", extra=extra)
         if kind.required or kind.is_ours:
             self._record(kind, absence.reason)
-        # The facts of the kind are no longer kept up to date.
+        # Remove the facts of the kind, because they are no longer kept up to date.
         self._partial.discard(kind)
         self._changes += filter(None, self._store.replace(kind, ()))
         self._settle(kind, absence)
@@ -344,14 +348,14 @@ class Sources:
 
 
 class _Channel:
-    """Events of a kind on their way to handlers. Their number is limited."""
+    """A bounded queue of a kind's events for the handlers."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def send(self, event: Event) -> None:
-        """Wait for room, and send an event."""
+        """Send an event. Wait until there is room for it."""
         await self._room.acquire()
         self._events.put_nowait(event)
 
@@ -370,9 +374,10 @@ class _Channel:
 
 class _Garbage:
     """
-    Excludes kept objects from full garbage collections, which otherwise block everything for 0.5 s.
+    Excludes kept objects from full garbage collections, which would otherwise block everything for
+    0.5 s.
 
-    Objects without cycles are still freed.
+    Objects without reference cycles are still freed.
     """
 
     def __init__(self) -> None:
@@ -383,7 +388,7 @@ class _Garbage:
         self._kept += 1
         if self._kept >= COLLECTED:
             self._kept = 0
-            gc.collect()  # nothing frees a frozen cycle
+            gc.collect()  # collect first, because a frozen cycle is never freed
             gc.freeze()
 
 
@@ -391,7 +396,7 @@ class _Garbage:
 
 
 class LoadWatch:
-    """Keeps the loads of nodes up to date: the requests of the pods on them."""
+    """Keeps the node loads up to date. A node's load is the sum of the requests of its pods."""
 
     def __init__(self, session: Session) -> None:
         self._garbage = _Garbage()
@@ -428,7 +433,7 @@ class LoadWatch:
 
 
 def _load(body: Object) -> Load | None:
-    """Project a pod. A pod that cannot be read is treated as one without requests."""
+    """Return the load of a pod. A pod that cannot be read is treated as one without requests."""
     try:
         return load_of_pod(body)
     except UNREADABLE as error:

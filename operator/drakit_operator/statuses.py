@@ -1,6 +1,5 @@
 """
-The status of an object that the operator reconciles: its conditions, and the changes that the
-operator writes.
+Computes and writes the status of an object that the operator reconciles.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 REFUSED_SECONDS = 30.0
-"""The pause after a refusal. A webhook, quota or role may allow the write later."""
+"""How long to wait after a refused write. A webhook, quota or role may allow it later."""
 
 OUTDATED_SECONDS = 2.0
-"""The pause after a write to an object that has changed. By then, the store has the new version."""
+"""How long to wait after a conflict, because the object has changed. By then, the store has the new
+version."""
 
 
 class Condition(NamedTuple):
-    """A condition without times."""
+    """A condition without its timestamps."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -39,12 +39,12 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """The status of an object, without times."""
+    """The status of an object, without timestamps."""
 
     conditions: tuple[Condition, ...]
     fields: Mapping[str, Any]
-    """The other fields of the status in the form of the API, with ``observedGeneration``. A field
-    is removed if its value is None."""
+    """The other status fields, as in the API, with ``observedGeneration``. A field whose value is
+    None is removed."""
 
 
 def changes(wanted: Status, status: Mapping[str, Any], *, now: datetime) -> Object:
@@ -70,7 +70,7 @@ def changes(wanted: Status, status: Mapping[str, Any], *, now: datetime) -> Obje
 
 
 def turned(wanted: Status, status: Mapping[str, Any]) -> list[Condition]:
-    """Return the conditions that get another status or reason."""
+    """Return the conditions whose status or reason changes."""
     before = {
         each["type"]: (each.get("status"), each.get("reason"))
         for each in status.get("conditions") or ()
@@ -88,8 +88,8 @@ class StatusWriter:
         self._world = world
         self._kind = kind
         self.refused: dict[str, str] = {}
-        """The reasons why a status cannot be written, because a role forbids it or the API server
-        rejects it, keyed by object name. No status can report such a problem."""
+        """The reasons why statuses cannot be written, keyed by object name: a role forbids the
+        write, or the API server rejects it. A status cannot report such a problem."""
 
     async def write(
         self,
@@ -99,7 +99,8 @@ class StatusWriter:
         via: Callable[[Object], None] | None,
     ) -> float | None:
         """
-        Write the changes to a status. Return None, or the seconds until the next attempt.
+        Write the changes to a status. Return the seconds until the next attempt, or None if it is
+        not needed.
 
         :param via: receives the changes, if the caller writes them.
         :raises ApiError: the API server does not respond.
@@ -110,7 +111,8 @@ class StatusWriter:
         path = resource_path(
             crds.API_VERSION, self._kind.plural, name=facts.name, subresource="status"
         )
-        # The store may be outdated, and another object may have the name now.
+        # Send both as preconditions: the store may be outdated, and the name may belong to another
+        # object now.
         seen = {"uid": facts.uid, "resourceVersion": facts.version}
         try:
             body = await self._session.patch(path, {"metadata": seen, "status": change})

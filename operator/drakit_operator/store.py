@@ -19,7 +19,7 @@ from drakit_operator.budgets import ContentBudgets, NodeBudgets
 
 
 class Store:
-    """Facts, keyed by kind and name. Not thread-safe."""
+    """The facts, keyed by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -30,8 +30,8 @@ class Store:
         """
         Return the object to store, without content that exceeds a limit.
 
-        Objects that wait for the end of a list are counted from now on, because the list may be
-        long.
+        An object that waits for the end of a list is counted from this call on, because the list
+        may be long.
         """
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
             self._budgets.release(fact.uid)
@@ -42,7 +42,7 @@ class Store:
         return admitted
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
-        """Store an object. Return the change, or None if nothing has changed."""
+        """Store an object. Return the change, or None if there is none."""
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
             # The store does not keep most pods, because they do not use devices.
             return self.remove(kind, Name(fact.namespace, fact.name), uid=None)
@@ -65,7 +65,7 @@ class Store:
         Process a complete list: objects that are missing from it are gone.
 
         Yield after each object, with its change if there is one, so that the caller can yield to
-        the loop. Until the end, the store contains both old and new objects.
+        the loop. Until the iteration ends, the store contains both old and new objects.
         """
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
         for budgets in (self._budgets, self._nodes):
@@ -80,8 +80,8 @@ class Store:
         self._nodes.release(uid)
 
     def _drop_lost(self, *, since: int) -> None:
-        """Drop the content that objects have lost. This is not a change, so it does not cause an
-        Event."""
+        """Remove lost content from the stored objects. That is not a change, so it does not cause
+        an Event."""
         if self._budgets.losses == since:
             return
         for kind in (PodFacts, ClaimFacts, TemplateFacts):
@@ -102,5 +102,5 @@ class Store:
 
 
 def _wants_devices(pod: PodFacts) -> bool:
-    # Without its content, it is unknown whether a pod requests extended resources.
+    # If a pod's content is missing, it may request extended resources.
     return bool(pod.claims or pod.extended or pod.placement.unread)

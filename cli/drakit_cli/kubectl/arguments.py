@@ -21,7 +21,7 @@ COMPLETE = "__complete"
 
 
 def parser() -> ProgramParser:
-    """Return the parser of all commands."""
+    """Return the parser for all commands."""
     root = ProgramParser(
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices in the cluster. "

@@ -1,6 +1,6 @@
 """
-The capabilities of the API server and of this machine: the server's version and feature gates, and
-the evaluation of CEL selectors by the evaluator that is installed here.
+Gathers the API server's version and feature gates, and evaluates CEL selectors with the evaluator
+that is installed on this machine.
 
 The gates are in the server's metrics, which only administrators can read. :mod:`.components` reads
 the gates of other components. Does not depend on which command needs a gate or a selector.
@@ -32,8 +32,8 @@ from drakit_explain.verdicts import Verdict
 
 
 async def with_capabilities(session: Session, found: Gathered) -> Gathered:
-    """Add the version and the feature gates of the API server. A request that fails becomes a
-    gap."""
+    """Add the version and the feature gates of the API server. If a request fails, add a gap
+    instead."""
     effect = "the command cannot check whether drakit's releases support it"
     found = await with_release(session, found, effect)
     effect = "those that its Kubernetes version enables by default are assumed"
@@ -55,7 +55,8 @@ async def _with_gates(session: Session, found: Gathered, effect: str) -> Gathere
 
 
 def lacks_helper() -> bool:
-    """Return whether Kubernetes' own compiler is missing, so that a Python library replaces it."""
+    """Return whether Kubernetes' own CEL compiler is missing, so that a Python library is used
+    instead."""
     return cel.find_helper() is None
 
 
@@ -63,8 +64,8 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
     """
     Add the feature gates of the API server, if selectors depend on them.
 
-    Few selectors depend on them, and the metrics that contain the gates can have many MiB. Gates
-    that the user is not allowed to read become a gap.
+    Few selectors depend on them, and the metrics that contain the gates can have many MiB. If the
+    user is not allowed to read the gates, add a gap.
     """
     groups = (group for each in found.world.slices() for group in each.devices.groups)
     has_lists = (group.kind.unusual for group in groups)
@@ -87,7 +88,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         return
     selectors.use(found.gates)
     index = found.world.selectors
-    # Include slices that the scheduler ignores, because a result can name them.
+    # Include the slices that the scheduler ignores, because a result can name their devices.
     slices = list(found.world.slices())
     try:
         for expression in wanted:
@@ -106,7 +107,7 @@ async def open_allocator(
     session: Session, found: Gathered, *, needed: bool = True
 ) -> AsyncGenerator[Callable[[Query], Verdict]]:
     """
-    Yield a function that sends queries to Kubernetes' allocator in the release of the cluster.
+    Yield a function that sends queries to Kubernetes' allocator, in the cluster's release.
 
     :param needed: whether a claim is waiting, so that the allocator needs the feature gates.
     """

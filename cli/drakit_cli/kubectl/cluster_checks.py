@@ -1,8 +1,7 @@
 """
-The findings of the doctor, and the checks of the API, pools, nodes, classes, and the permissions of
-the user.
+The doctor's findings, and its checks of the API, pools, nodes, classes, and the user's permissions.
 
-Does not depend on sessions, or on releases.
+Does not depend on sessions or releases.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _HELPER_FIX = (
 )
 
 VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
-"""The resources that the doctor reads, but that the chart's ClusterRole for viewers does not
-include. Paths of the API server are not listed. A test compares them."""
+"""The resources that the doctor reads but the chart's ClusterRole for viewers does not include,
+except for API server paths. A test compares this list with the chart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +68,11 @@ class Finding:
     """The remedy: a command, or a value of the chart."""
 
     problem: bool = True
-    """Whether pods cannot use devices, or a release does not work. Otherwise, the state may be
-    intended."""
+    """Whether the finding keeps pods from using devices, or a release from working. If not, the
+    state may be intended."""
 
     is_bug: bool = False
-    """Whether it is a known bug of Kubernetes or a runtime."""
+    """Whether the finding is a known bug in Kubernetes or a container runtime."""
 
     @property
     def severity(self) -> str:
@@ -213,14 +212,14 @@ def _stopped_fix(row: PoolRow, found: Gathered, log: str) -> str:
 
 
 def _with_words(pool: PoolID, name: str, found: Gathered) -> str:
-    """Return the name of an unhealthy device, with the message of its driver."""
+    """Return the name of an unhealthy device, with its driver's message."""
     words = words_of(DeviceID(*pool, name), found.world)
     return f"{name} ({words})" if words else name
 
 
 def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
-    """Find devices that two nodes publish with the same name. An allocation of one of them takes
-    both."""
+    """Find devices that two nodes publish with the same name. If one of them is allocated, the
+    other one is, too."""
     seen: dict[PoolID, list[PoolRow]] = {}
     for row in rows:
         seen.setdefault(row.identity, []).append(row)
@@ -340,8 +339,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
 
 
 def _around_policies(found: Gathered) -> Iterator[Finding]:
-    """Find classes that let all namespaces claim devices, although the policy of the devices allows
-    only some namespaces."""
+    """Find classes that let all namespaces claim devices, although the devices' policy allows only
+    some namespaces."""
     world, policies = found.world, found.world.of(PolicyFacts).values()
     restricted = {each.name: each.class_name for each in policies if each.restricted}
     if not restricted or found.lacks(CLASSES, SLICES):
@@ -349,7 +348,7 @@ def _around_policies(found: Gathered) -> Iterator[Finding]:
     slices = [
         (each, devices_of_policies(each)) for each in world.slices() if each.driver == HOSTDEV
     ]
-    # The operator maintains the classes of policies.
+    # Skip the classes of policies, because the operator maintains them.
     owners = {each.uid for each in policies}
     names = {each.name for each in world.of(ClassFacts).values() if each.owner not in owners}
     for name in sorted(names):
@@ -395,7 +394,7 @@ def _admin_access(found: Gathered) -> Iterator[Finding]:
 
 
 def check_kubernetes(found: Gathered) -> Iterator[Finding]:
-    """Report the known bugs of the cluster's release that its objects can trigger."""
+    """Report known bugs in the cluster's release that its objects can trigger."""
     for bug in known_bugs(found.kubernetes, found.world):
         yield note(object=bug.object, what=bug.what, fix=bug.fix, is_bug=True)
     nodes: dict[str, list[FoundBug]] = {}
@@ -416,8 +415,8 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     forbidden = {gap.kind for gap in gaps if gap.forbidden and not gap.kind.startswith("/")}
     of_viewer = forbidden - VIEWER_LACKS
     if len(of_viewer) == 1:
-        # The viewer's role also allows reading pods, Events and quotas in all namespaces, so a role
-        # for a single kind is preferable.
+        # The role for viewers also allows reading pods, Events and quotas in all namespaces, so a
+        # role for a single kind is preferable.
         viewer = ""
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"

@@ -1,5 +1,5 @@
 """
-The commands: each connects, gathers facts, computes a result, prints it, and returns the exit code.
+The commands. Each connects, gathers facts, computes a result, prints it, and returns the exit code.
 
 Does not depend on how a result is computed.
 """
@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
 
         print(script(options.shell))
         return 0
-    if not cel.is_installed():  # Another extra may have installed the other dependencies.
+    # The other dependencies can be installed without it, by another extra.
+    if not cel.is_installed():
         raise ImportError("no evaluator of CEL selectors is installed")
     with _without_collector():
         return _COMMANDS[options.command](options, Output(format=options.output))
@@ -72,7 +73,7 @@ def _without_collector() -> Generator[None]:
 
     The facts of a cluster are hundreds of thousands of objects that live as long as the command,
     and the collector would visit them repeatedly. With 100,000 claims, that would take half of the
-    time.
+    command's time.
     """
     gc.disable()
     try:
@@ -194,7 +195,7 @@ def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
         "namespace": claim.namespace,
         "name": claim.name,
         "state": state,
-        # The node is empty if several nodes can use the claim, or if it is not allocated.
+        # The node is empty if several nodes can use the claim, or if the claim is not allocated.
         "node": node_of_claim(claim) or "",
         "devices": ["/".join(each) for each in allocated],
         "pods": sorted(claim.reserved_for),

@@ -3,8 +3,8 @@ Completes the words of ``kubectl drakit``: commands, options, kinds, and names i
 
 kubectl's own completion runs the program ``kubectl_complete-drakit`` to complete a plugin. The
 scripts for ``kubectl-drakit`` as a separate program run ``kubectl-drakit __complete``. Both print
-one word per line and then a directive, as programs with cobra do. After an error they print no
-words, because the user is typing.
+one word per line and then a directive, as programs with cobra do. After an error, they print no
+words and no message, because the user is typing.
 
 Does not depend on what the commands do.
 """
@@ -28,7 +28,7 @@ SECONDS = 2.0
 """The time limit for names in the cluster."""
 
 MAX_NAMES = 200
-"""The maximum number of names. A longer list does not help, and takes longer."""
+"""Maximum number of names to print. A longer list does not help, and takes longer."""
 
 FILES, NO_SPACE, WORDS = ":0", ":6", ":4"
 """The directives (cobra's ShellCompDirective): the default, which completes file names; NoSpace
@@ -137,7 +137,7 @@ def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
 
     try:
         return asyncio.run(read())
-    except Exception:  # Never disturb the user with an error.
+    except Exception:  # Never interrupt the user's typing with an error.
         return []
 
 
@@ -160,7 +160,7 @@ def _names_in_kubeconfig(given: argparse.Namespace, section: str) -> list[str]:
 
 
 def script(shell: str) -> str:
-    """Return the script for a shell."""
+    """Return the completion script for a shell."""
     file = Path(__file__).parent / "scripts" / f"completion.{shell}"
     text = file.read_text(encoding="utf-8").rstrip("\n")
     for name, value in (("COMPLETE", COMPLETE), ("FILES", FILES), ("NO_SPACE", NO_SPACE)):

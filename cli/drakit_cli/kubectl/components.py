@@ -1,8 +1,8 @@
 """
 The feature gates of kubelets, schedulers and controller managers.
 
-A kubelet exports its gates as metrics, which the API server proxies for users with `get` on
-`nodes/proxy`. The metrics of the other components have their own authentication. If these
+A kubelet exports its gates as metrics, which the API server proxies for users who are allowed to
+`get` `nodes/proxy`. The metrics of the other components have their own authentication. If these
 components are pods, their gates are read from the pods' flags. Otherwise, the gates are not
 checked.
 
@@ -26,18 +26,17 @@ CONTROLLERS = "kube-controller-manager"
 KUBELET = "kubelet"
 
 MAX_KUBELETS = 50
-"""The maximum number of kubelets that are checked. The kubelets of a cluster normally have the same
-flags."""
+"""Maximum number of kubelets to check. The kubelets of a cluster normally have the same flags."""
 
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A feature gate that concerns devices (`docs/reference/feature-gates.md`)."""
+    """A feature gate related to device allocation (`docs/reference/feature-gates.md`)."""
 
     since: int | None
-    """The minor version of Kubernetes 1 that enables the gate by default, or None."""
+    """The first minor version (1.x) that enables the gate by default, or None."""
 
     components: Sequence[str] = (SCHEDULER, CONTROLLERS)
     """The components that need the gate, apart from the API server."""
@@ -66,11 +65,11 @@ GATES: Mapping[str, Gate] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """A component of Kubernetes, with those of its gates that are known."""
+    """A Kubernetes component, with its known feature gates."""
 
     kind: str
     name: str
-    """The name of a kubelet's node, or of another component's pod."""
+    """The name of the node for a kubelet, or of the pod for any other component."""
 
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
@@ -92,7 +91,7 @@ class Components:
 
 
 def is_default(gate: str, minor: int | None) -> bool | None:
-    """Return whether a minor release enables a gate by default, or None if the release is
+    """Return whether a minor version enables a gate by default, or None if the version is
     unknown."""
     since = GATES[gate].since
     return None if minor is None else since is not None and minor >= since

@@ -1,6 +1,6 @@
 """
-``kubectl drakit devices NAME`` for one device: its attributes and state, the authors of its taints,
-and its users.
+``kubectl drakit devices NAME`` for one device: its attributes, its state, who set its taints, and
+its users.
 
 Does not depend on sessions.
 """
@@ -31,7 +31,7 @@ from drakit_formats.resource.objects import Object, child, children, text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """A device with everything that is known about it."""
+    """Everything that is known about a device."""
 
     pool: PoolRow
     row: DeviceRow
@@ -120,7 +120,7 @@ def describe(pool: PoolRow, row: DeviceRow, published: Object | None, found: Gat
     identity = DeviceID(*pool.identity, row.name)
     entries = children(published or {}, "spec", "devices")
     entry = next((each for each in entries if text(each, "name") == row.name), child({}))
-    entry = child(entry, "basic") or entry  # v1beta1 has this field
+    entry = child(entry, "basic") or entry  # only v1beta1 has the field ``basic``
     return Device(
         pool=pool,
         row=row,
@@ -140,7 +140,7 @@ def describe(pool: PoolRow, row: DeviceRow, published: Object | None, found: Gat
 
 
 def _value_of(attribute: Object) -> str:
-    """Return an attribute's value. The API has a field for each type."""
+    """Return an attribute's value. The API has a separate field for each type."""
     values = [each for each in attribute.values() if each is not None]
     value = values[0] if values else ""
     return json.dumps(value) if isinstance(value, bool | list) else str(value)

@@ -3,8 +3,8 @@
 device.
 
 A device has exactly one state (:mod:`drakit_explain.counts`). The numbers of a pool add up to the
-number of its devices. They equal the node plugin's metric ``drakit_devices``, except for
-DeviceTaintRules, which a node does not read.
+number of its devices. They equal the values of the node plugin's metric ``drakit_devices``, except
+that the metric ignores DeviceTaintRules, which the node plugin does not read.
 
 As in the scheduler, pools are gathered per node: the slices that name a node form one pool with the
 other slices for this node. All other slices of a pool form another pool. Does not depend on
@@ -55,7 +55,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRow:
-    """A device."""
+    """One device in the output."""
 
     name: str
     claims: tuple[ClaimFacts, ...]
@@ -78,7 +78,7 @@ class PoolRow:
 
     identity: PoolID
     node: str
-    """The node that the pool's slices name, or "all", "selected", "by device" or "unknown"."""
+    """The node named by the pool's slices, or "all", "selected", "by device" or "unknown"."""
 
     generation: int = 0
     slices: int = 0
@@ -130,7 +130,7 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
     """Return the pools of a cluster, sorted by driver, pool and node."""
     groups: dict[tuple[PoolID, str], list[SliceFacts]] = {}
     for each in found.world.slices():
-        if each.driver:  # otherwise, the slice could not be read
+        if each.driver:  # if the slice could be read
             groups.setdefault((each.of_pool, _where(each, found.world)), []).append(each)
     views = None if found.lacks_all(NODES) else found.world.views()
     states, hardware = _states(found.world), Hardware(found.world)
@@ -138,7 +138,7 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
         _row(identity, node, slices, views, states, hardware, found.world)
         for (identity, node), slices in sorted(groups.items())
     ]
-    # A slice that the user cannot see may contain the devices that claims hold.
+    # If the user cannot see some slices, the devices that claims hold may be in those.
     return rows if found.lacks(SLICES) else _with_gone(rows, found.world)
 
 
@@ -223,7 +223,7 @@ def _device(
     name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
     holder = world.holder(name)
-    # A share can be older than a change to the policy that disallows shares.
+    # A device can have shares even if sharing is no longer allowed.
     claims = (*((holder,) if holder is not None else ()), *sorted(world.sharers(name), key=named))
     detail = ""
     if state == "allocated" and holder is None:
@@ -249,7 +249,7 @@ def _left(name: DeviceID, device: DeviceFacts, world: World) -> tuple[Left, ...]
 
 
 def _where(each: SliceFacts, world: World) -> str:
-    """Return the node of a slice's pool, or a word that describes which other nodes it is for."""
+    """Return the node of a slice's pool, or a word for the nodes that can use it."""
     places = [one.place for one in world.slices_of_pool(each.of_pool)]
     if all(place is not None and place.node for place in places) and each.place is not None:
         return each.place.node
@@ -259,8 +259,8 @@ def _where(each: SliceFacts, world: World) -> str:
 
 
 def _states(world: World) -> dict[tuple[PoolID, str], NodePool]:
-    """Return the pools that the scheduler finds, keyed by pool and node, and by pool and an empty
-    name if any node finds the pool."""
+    """Return the pools as the scheduler sees them, keyed by pool and node. A pool that any node
+    sees is also keyed by an empty node name."""
     states: dict[tuple[PoolID, str], NodePool] = {}
     for name, view in world.views().items():
         for pool in world.pools_of_node(view):
@@ -282,7 +282,7 @@ _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO"
 
 def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
     """
-    Return the pools or devices with a name, and whether the rows are for devices.
+    Return the pools or devices with the given name, and whether the rows are for devices.
 
     :param name: a driver, a pool, ``driver/pool``, a device, ``pool/device``, or
         ``driver/pool/device``. None for all pools.
@@ -301,7 +301,7 @@ def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
 
 
 def is_named(name: str, pool: PoolID, device: str) -> bool:
-    """Return whether a name is the name of a device, with or without its pool and driver."""
+    """Return whether a name refers to a device, with or without its pool and driver."""
     return name in (device, f"{pool.pool}/{device}", f"{pool.driver}/{pool.pool}/{device}")
 
 
@@ -352,19 +352,19 @@ def _device_cells(pool: PoolRow, device: DeviceRow) -> list[str]:
 
 
 def words_of_state(device: DeviceRow) -> str:
-    """Return the state of a device with its detail."""
+    """Return a device's state with its detail."""
     left = [f"{each.name}: {each} left" for each in device.left]
     detail = "; ".join(filter(None, (device.detail, *left)))
     return f"{device.state} ({detail})" if detail else device.state
 
 
 def pods_cell(users: Iterable[str]) -> str:
-    """Return the users of a claim. Pods are shown as their names."""
+    """Return a claim's users for a table cell. Pods are shown by name only."""
     return ", ".join(each.removeprefix("pod ") for each in users)
 
 
 def share_of(claim: ClaimFacts, device: DeviceID) -> dict[str, str]:
-    """Return the amount of each capacity of a shared device that a claim consumes."""
+    """Return how much of each capacity of a shared device a claim consumes."""
     return {
         name: quantity_text(amount)
         for name, amount in (consumed_of(device, claim.shares) or {}).items()
@@ -372,7 +372,7 @@ def share_of(claim: ClaimFacts, device: DeviceID) -> dict[str, str]:
 
 
 def named(claim: ClaimFacts) -> str:
-    """Return the namespace and the name of a claim."""
+    """Return a claim's namespace and name."""
     return f"{claim.namespace}/{claim.name}"
 
 

@@ -59,7 +59,7 @@ class DriverRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRow:
-    """A driver on a node."""
+    """One driver on one node."""
 
     node: str
     driver: str
@@ -185,7 +185,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     """Run all checks."""
     found, releases = examined.found, examined.releases
     rows = pool_rows(found)
-    # If a release is not running, that explains why its pools are missing.
+    # Report releases first: if a release is not running, that explains why its pools are missing.
     findings = check_releases(releases, found, rows, examined.denied)
     findings += check_cluster(found, rows)
     findings += check_components(examined.components, found)
@@ -201,7 +201,7 @@ def diagnose(examined: Examined) -> Diagnosis:
 
 
 def _lacking(lacking: Sequence[Lacking], viewer: str) -> Iterator[Finding]:
-    """Report the permissions that the user lacks, but that the other commands need."""
+    """Report the permissions that other commands need but the user lacks."""
     if lacking:
         names = [f"{each.permission} ({each.command})" for each in lacking]
         yield note(
@@ -235,7 +235,8 @@ def _nodes(rows: Iterable[PoolRow], releases: Releases, found: Gathered) -> Iter
         for pod in release.pods:
             for driver in release.values.claimed:
                 key = (pod.node, driver)
-                # The driver for device plugins is registered only when the first device plugin is.
+                # The driver for device plugins is registered only after the first device plugin has
+                # registered.
                 if driver in release.values.drivers or key in published:
                     ready[key] = ready.get(key, False) or pod.ready
     words = {True: "yes", False: "no", None: "unknown"}

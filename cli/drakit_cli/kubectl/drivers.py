@@ -26,8 +26,8 @@ _HEAD = (
 )
 
 SHOWN = 3
-"""The maximum number of a driver's problems in the list of all drivers. For a named driver, all
-problems are shown."""
+"""Maximum number of problems to show for each driver in the list of all drivers. For a single
+driver, all problems are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,8 @@ class Drivers:
 
     rows: tuple[DriverState, ...]
     devices: Mapping[str, Counter[str]]
-    """The number of devices by state, for the drivers with the most devices."""
+    """The number of devices in each state, keyed by driver, for the drivers with the most
+    devices."""
 
     found: Gathered
     all_problems: bool = False
@@ -71,7 +72,7 @@ class Drivers:
         return self.found.world.of(DriverFacts).get(Name("", row.name))
 
     def _since(self, row: DriverState) -> str:
-        """Return the time since which the operator has reported a problem."""
+        """Return since when the operator has reported a problem."""
         facts = self._facts(row)
         conditions = children(facts.status, "conditions") if facts is not None else ()
         for each in conditions if row.problems else ():
@@ -114,12 +115,12 @@ def _problem(of: Problem) -> dict[str, str]:
 
 
 def _state(row: DriverState) -> str:
-    """Return the reason of the most serious problem."""
+    """Return the reason for the most serious problem."""
     return row.problems[0].reason if row.problems else "ready"
 
 
 def find_drivers(found: Gathered, name: str | None) -> Drivers:
-    """Return all drivers, or the driver with the name."""
+    """Return all drivers, or only the driver with the given name."""
     rows: dict[str, DriverState] = {}
     for _ in driver_rows(found.world, rows):
         pass

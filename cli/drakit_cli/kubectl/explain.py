@@ -1,9 +1,9 @@
 """
-The result for a pod or a claim: the explanation of :mod:`drakit_explain`, limited to the objects
-that the user is allowed to read.
+Explains a pod or a claim with :mod:`drakit_explain`, based on the objects that the user is allowed
+to read.
 
-Reasons that a missing permission could have caused are dropped. Then the result is "undecided".
-Does not depend on sessions.
+If a missing permission could have caused a reason, the reason is dropped, and the result is
+"undecided". Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ COLORS = {
     Verdict.STARTING: "good",
     Verdict.NOT_PENDING: "good",
 }
-"""The color of a result's sentences."""
+"""The colors of a result's sentences, keyed by verdict."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -89,11 +89,11 @@ class Report:
     """Whether scheduling gates block the pod."""
 
     remedy: str = ""
-    """Changes, each of which is sufficient according to the allocator."""
+    """Changes to make. According to the allocator, each of them is sufficient."""
 
     codes: tuple[str, ...] = ()
     causes: tuple[Cause | None, ...] = ()
-    """The cause of each reason. Reasons of other pods with the same cause are grouped."""
+    """The cause of each reason. Reasons of several pods with the same cause are grouped."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
@@ -152,7 +152,7 @@ class Report:
     def show(self, output: Output) -> None:
         """Print the explanation."""
         for sentence in self.lines:
-            # The last sentence may be a quoted message that ends with a period.
+            # Don't add a second period if the sentence ends with a quoted message that has one.
             sentence = sentence.removesuffix(".")
             output.line(f"{sentence[0].upper()}{sentence[1:]}.", color=COLORS[self.verdict])
         for claim in self.claims:
@@ -210,11 +210,11 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting(Reports):
-    """The explanations of waiting pods, and the facts that are unknown."""
+    """The explanations of waiting pods, and the unknown facts."""
 
     gaps: tuple[str, ...] = ()
     where: str
-    """The namespace of the request, or an empty string for all namespaces."""
+    """The requested namespace, or an empty string for all namespaces."""
 
     def show(self, output: Output) -> None:
         """Print a line for each pod."""
@@ -245,8 +245,8 @@ def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of the pods selects, or that can end the search
-    for devices."""
+    """Return the nodes with a device that a request of the pods selects, or with a device that can
+    end the search."""
     waiting = [one for pod in pods if (one := searching(pod, found.world)) is not None]
     if not waiting:
         return set()
@@ -276,7 +276,8 @@ def _nodes_of_claims(pods: Iterable[PodFacts], world: World) -> set[str]:
 
 
 def _may_select(selection: Selection, of: SliceFacts) -> bool:
-    """Return whether a request selects a device in a slice, or ends the search at one."""
+    """Return whether a request selects a device in a slice, or ends the search at a device in
+    it."""
     try:
         selected = selection.of(of)
     except NotEvaluatedError:
@@ -290,8 +291,8 @@ def explain_pods(
     """
     Explain why each pod is waiting, does not start on its node, or still exists after its deletion.
 
-    :param brief: omit remedies, which take longer than the rest, and the nodes that each pod cannot
-        use.
+    :param brief: whether to omit the nodes that each pod cannot use, and the remedies, which take
+        longer than the rest.
     """
     evaluate_selectors(found, selectors_of((each.facts for each in pods), found))
     explainer = Explainer(found.world, name_all_holders=True)
@@ -345,7 +346,7 @@ def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
 
 
 _USERS = 8
-"""The maximum number of a claim's users in a sentence. A claim can have 256."""
+"""Maximum number of a claim's users to list in a sentence. A claim can have 256."""
 
 
 def _claim_state(claim: ClaimFacts, subject: str, found: Gathered) -> tuple[str, ...]:
@@ -373,8 +374,8 @@ def wanted(request: Request) -> str:
 
 
 MAX_HOLDERS = 100
-"""The maximum number of holders that are listed for a request. In a large cluster, every claim may
-hold a device."""
+"""Maximum number of holders to list for a request. In a large cluster, every claim may hold a
+device."""
 
 
 def holders(found: Availability) -> tuple[list[str], int]:
@@ -429,7 +430,8 @@ def make_report(
     if verdict is Verdict.UNDECIDED:
         reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
-        # Any remedy might fail because of a fact that the user is not allowed to see.
+        # Don't return a remedy, because any remedy could fail due to a fact that the user is not
+        # allowed to see.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
     if kind != "Pod":
@@ -453,7 +455,7 @@ def make_report(
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         causes=tuple(each.cause for each in reasons),
-        # Without slices, all counts are zero and meaningless.
+        # Omit the counts if all slices are unknown, because they would all be zero.
         claims=() if found.lacks_all(SLICES) else explanation.claims,
         nodes=_grouped(explanation.nodes),
         fits_on=explanation.fits_on,
@@ -488,8 +490,8 @@ def _narrowed(
 
 
 def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
-    """Return whether the pod fits on a node, although unknown rules or free resources of the nodes
-    might prevent that."""
+    """Return whether the pod fits on a node according to the known facts, but unknown rules or free
+    resources of the nodes might prevent that."""
     known = is_given_up(pod) or Code.SEARCH_FAILED in {each.code for each in explanation.reasons}
     return bool(explanation.fits_on) and not known and found.lacks(NODES, PODS)
 
@@ -566,7 +568,7 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
 
 
 def _bugs(pod: PodFacts, found: Gathered, matches: Callable[[Bug], bool]) -> Iterator[str]:
-    """Return the known bugs of the release that a pod's claims, or any slice, can trigger."""
+    """Return the known bugs in the release that a pod's claims, or any slice, can trigger."""
     own = {("ResourceClaim", each.claim or each.generated) for each in pod.claims}
     own |= {("ResourceClaimTemplate", each.template) for each in pod.claims}
     named = {f"{kind} {pod.namespace}/{name}" for kind, name in own}
@@ -589,11 +591,11 @@ def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
 
 
 _NOT_ALLOCATED = "cannot allocate all claims"
-"""The message of the scheduler's DRA plugin about a node."""
+"""The scheduler's message about a node on which its DRA plugin cannot allocate devices."""
 
 
 def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
-    """Return the reason why a pod is pending although devices are available on a node."""
+    """Return the reason why a pod is pending even though devices are available on a node."""
     unchecked = not_checked(pod, found.world)
     if pod.nominated:
         return (

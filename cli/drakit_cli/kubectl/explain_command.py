@@ -1,6 +1,6 @@
 """
-``kubectl drakit explain``: explains the object that the arguments name, either once, or repeatedly
-until the result changes or nothing is pending.
+``kubectl drakit explain``: explains the object in the arguments, either once, or repeatedly until
+nothing is pending.
 
 Does not depend on how a result is found.
 """
@@ -38,8 +38,8 @@ from drakit_daemon.kube import Session
 MIN_PAUSE_SECONDS = 2.0
 MAX_PAUSE_SECONDS = 30.0
 _REST = 4
-"""The pause before the next query, as a multiple of the time that the last one took, within these
-limits. Many users together must not overload the API server."""
+"""How long to wait before the next query, as a multiple of how long the last one took, within the
+limits above. Many users at the same time must not overload the API server."""
 
 
 class Explanation(Answer, Protocol):
@@ -58,7 +58,7 @@ Ask = Callable[[Session, str], Awaitable[Explanation]]
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Explain the object that the arguments name. Return the exit code."""
+    """Explain the object in the arguments. Return the exit code."""
     ask = _question(options)
     if options.timeout is not None and not options.wait:
         raise UsageError("--timeout needs --wait")
@@ -104,8 +104,8 @@ async def _watch(ask: Callable[[], Awaitable[Explanation]], output: Output) -> N
 async def _wait(
     ask: Callable[[], Awaitable[Explanation]], seconds: float | None
 ) -> tuple[Explanation, int]:
-    """Return the first result in which nothing is pending, or the last result before the timeout,
-    with its exit code."""
+    """Repeat the query until nothing is pending, or until the timeout. Return the last result, with
+    its exit code."""
     clock = asyncio.get_running_loop().time
     end = float("inf") if seconds is None else clock() + seconds
     last: Explanation | None = None
@@ -124,7 +124,7 @@ async def _timed(
     ask: Callable[[], Awaitable[Explanation]], last: Explanation | None
 ) -> tuple[Explanation | None, float]:
     """
-    Return a result, and the pause after it.
+    Return a result, and how long to wait before the next query.
 
     If the server does not respond after a first result, return None as the result.
     """
@@ -138,7 +138,8 @@ async def _timed(
         print(f"error: {error}", file=sys.stderr)
         return None, MAX_PAUSE_SECONDS
     finally:
-        # Commands run without the garbage collector, but this one may run for a long time.
+        # Collect explicitly: commands run without the garbage collector, but this one may run for a
+        # long time.
         gc.collect()
     return answer, min(max((clock() - began) * _REST, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
 
@@ -167,7 +168,7 @@ _ABOUT: Mapping[str, Callable[[Session, str, Target], Awaitable[Explanation]]] =
     NODE.kind: questions.ask_node,
     SLICE.kind: questions.ask_slice,
 }
-"""The functions that explain each kind. All other kinds are workloads."""
+"""The functions that explain the objects of each kind. All other kinds are workloads."""
 
 
 def _content(name: str) -> str:

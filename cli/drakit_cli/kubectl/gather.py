@@ -1,9 +1,9 @@
 """
-The facts of a cluster, listed with the permissions of the user.
+Gathers the facts of a cluster with the user's permissions.
 
 If the user is not allowed to list a kind, the result is limited: a :class:`Gap` describes which
-checks are missing. The same applies to an object that cannot be read. Does not depend on what is
-computed from the facts.
+checks are missing. The same applies to an object that cannot be read. Does not depend on how the
+facts are used.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ PAGE_SIZE = 2_000
 twice as long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
-"""The maximum size of a page, because a command keeps few pages in memory at the same time, and
-soon ends. A page of full slices is larger, and is requested again with fewer objects."""
+"""Maximum size of a page. It can be large, because a command keeps few pages in memory, and runs
+only briefly. A page of full slices is larger, and is requested again with fewer objects."""
 
 
 Item = TypeVar("Item")
 
 
 PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
-"""The names, or the prefixes of names, of the feature gates that concern devices."""
+"""Names or name prefixes of the feature gates related to device allocation."""
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
@@ -64,7 +64,7 @@ class UnreachableError(CommandError):
 
 
 class MissingError(CommandError):
-    """The object that the user names does not exist."""
+    """The object that the user specified does not exist."""
 
     exit_code = 5
 
@@ -77,7 +77,7 @@ class Gap:
     """The plural name of the kind."""
 
     group: str = ""
-    """The API group of the kind, if the user is not allowed to list the kind."""
+    """The API group of the kind, if the cause is that the user is not allowed to list it."""
 
     where: str = ""
     """The namespace, or "other namespaces". An empty string means all namespaces."""
@@ -101,7 +101,7 @@ def gap_of(
     where: str = "",
 ) -> Gap:
     """
-    Return the gap that an error of the API server causes.
+    Return the gap that an API server error causes.
 
     :param denied: the action that the user is not allowed to perform, for an error about
         permissions.
@@ -140,7 +140,7 @@ class Gathered:
     """Events about pods and claims."""
 
     absent: set[str] = field(default_factory=set[str])
-    """The plural names of the kinds of drakit that the cluster does not serve."""
+    """The plural names of drakit's kinds that the cluster does not serve."""
 
     @property
     def minor(self) -> tuple[int, int] | None:
@@ -149,8 +149,8 @@ class Gathered:
 
     @property
     def gates_of_devices(self) -> dict[str, bool]:
-        """The feature gates that concern devices. Empty if the user is not allowed to read the
-        gates."""
+        """The feature gates related to device allocation. Empty if the user is not allowed to read
+        the gates."""
         enabled = self.enabled or {}
         return {name: enabled[name] for name in sorted(enabled) if name.startswith(PREFIXES)}
 
@@ -188,7 +188,7 @@ async def gather(
     List kinds in all namespaces. If that is denied, list a kind in one namespace, or read objects
     by name.
 
-    :param names: names of objects in the namespace, which are read one by one if listing is denied.
+    :param names: names of objects in the namespace to read one by one if listing is denied.
     :param local: kinds of which only the objects in the namespace matter.
     """
     try:
@@ -208,7 +208,7 @@ async def gather(
     chosen = list(kinds)
     named = names or {}
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
-    # Use a fixed order, because a watched result must not depend on the order of the responses.
+    # Use a fixed order, so that a watched result does not depend on the order of the responses.
     order = {kind.plural: number for number, kind in enumerate(chosen)}
     reader.found.gaps.sort(key=lambda gap: (order.get(gap.kind, 0), gap.where))
     needed = [kind for kind in chosen if kind is not RULES and not kind.is_ours]
@@ -219,9 +219,10 @@ async def gather(
 
 async def with_release(session: Session, found: Gathered, effect: str = "") -> Gathered:
     """
-    Add the release of Kubernetes. If it is unknown, the rules of the newest release apply.
+    Add the Kubernetes release. If it is unknown, the rules of the newest release apply.
 
-    :param effect: the checks that are then missing, if the result must mention them.
+    :param effect: the checks that are missing if the release is unknown. Empty if the result does
+        not need to mention them.
     """
     try:
         version = str((await session.get("/version")).get("gitVersion") or "")
@@ -262,10 +263,10 @@ class _Reader:
 
     async def _is_unknown(self, kind: Kind) -> bool:
         """
-        Return whether the cluster does not have a kind of drakit.
+        Return whether the cluster does not have one of drakit's kinds.
 
-        The API server checks permissions before it looks for the kind. Nobody can grant a
-        permission on a kind that does not exist.
+        The API server checks permissions before it looks up the kind, so it can deny access to a
+        kind that does not exist. More permissions would not help then.
         """
         if not kind.is_ours:
             return False
@@ -301,8 +302,8 @@ class _Reader:
             self._fail(kind, error)
 
     async def _get(self, kind: Kind, name: str) -> bool:
-        """Read one object. Return False if an error prevents it, so that it stays unknown whether
-        the object exists."""
+        """Read one object. Return False if an error prevents it, so that it is unknown whether the
+        object exists."""
         namespace = self._namespace if kind.namespaced else None
         path = resource_path(self._api(kind), kind.plural, namespace=namespace, name=name)
         try:
@@ -397,7 +398,7 @@ class _Reader:
 
 
 def sentence_of(error: ApiError) -> str:
-    """Return a user's explanation of an error of the API server."""
+    """Explain an API server error to a user."""
     if isinstance(error, ForbiddenError):
         return error.message
     return str(error)

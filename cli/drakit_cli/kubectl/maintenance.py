@@ -3,8 +3,8 @@
 DeviceMaintenance.
 
 The preview uses :mod:`drakit_explain.maintenance`, as the operator does. It also asks the allocator
-where the evicted pods would fit afterwards: one pod at a time, with the taints, and without the
-claims of these pods.
+where the evicted pods would fit afterwards, one pod at a time, with the taints and without the
+claims of the evicted pods.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Preview:
 
     blockers: Sequence[Mapping[str, Any]]
     """The claims and pods that hold the devices, as in the status, with ``budgets``, ``afterwards``
-    and ``blocked``. A blocker that is ``blocked`` does not end by itself."""
+    and ``blocked``. A ``blocked`` blocker does not go away by itself."""
 
     gaps: Sequence[Gap]
 
@@ -146,7 +146,7 @@ async def _select(
 
 
 async def preview(session: Session, wanted: MaintenanceFacts, namespace: str) -> Preview:
-    """Return the effects that a maintenance would have now."""
+    """Return the effects that a maintenance would have if it started now."""
     kinds = (TEMPLATES, *OF_EXPLAIN, NAMESPACES, QUOTAS)
     devices, found = await _select(session, wanted, namespace, kinds)
     using = uses(wanted, devices, found.world)
@@ -199,7 +199,7 @@ async def _read_pods(
         pods[pod.uid] = see_pod(body)
         of_pod = _budgets(body, budgets[where])
         entry["budgets"] = list(of_pod)
-        # The API server does not evict a pod that has several PodDisruptionBudgets.
+        # The API server does not evict a pod to which several PodDisruptionBudgets apply.
         entry["blocked"] = not all(of_pod.values()) or len(of_pod) > 1
     return list(pods.values())
 
@@ -238,7 +238,8 @@ async def _afterwards(
 
 
 def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
-    """Return whether an equal pod would fit. If so, the next pods cannot use its devices."""
+    """Return a sentence about whether an equal pod would fit. If so, the following pods cannot use
+    its devices."""
     if not pod.owner_uid:
         return "no controller creates it again"
     again = replace(
@@ -344,7 +345,7 @@ async def _create(session: Session, name: str, body: Mapping[str, Any]) -> None:
 async def _follow(
     session: Session, path: str, condition: str, seconds: float | None, output: Output
 ) -> int:
-    """Print changes until a condition is true. Return the exit code."""
+    """Print changes until a condition becomes true. Return the exit code."""
     clock, shown = asyncio.get_running_loop().time, ""
     end = float("inf") if seconds is None else clock() + seconds
     while True:
@@ -397,7 +398,7 @@ def uncordon(options: argparse.Namespace, output: Output) -> int:
                 f"no DeviceMaintenance is named {options.name}, or has a device of this name: list "
                 "them with 'kubectl get devicemaintenances'"
             )
-        for each in found:  # Check all of them before any is deleted.
+        for each in found:  # Check all maintenances before any is deleted.
             if len(each.devices) > 1 and each.name != options.name:
                 raise CommandError(
                     f"DeviceMaintenance {each.name} has {len(each.devices)} devices: end it for "

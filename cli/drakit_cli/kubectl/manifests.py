@@ -1,10 +1,11 @@
 """
-The objects of a manifest, and the pods and claims that controllers would create for them.
+Reads the objects of a manifest, and determines the pods and claims that controllers would create
+for them.
 
 Each object is created in a dry run, so that the API server applies defaults and admission, and
-reports misspelled fields and exceeded quotas. If the API server cannot be used for this, the module
-itself adds the defaults that matter for devices. Kinds that do not affect devices are ignored. Does
-not depend on what is explained about a pod.
+reports misspelled fields and exceeded quotas. If the API server cannot be used for this, this
+module adds the defaults that matter for devices. Kinds that do not affect devices are ignored. Does
+not depend on the explanations.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ _EXPLAINED = (POD, *_WORKLOADS, CLAIM, TEMPLATE)
 _KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
 
 _LOOKED_UP = ("Namespace", "ServiceAccount", "PriorityClass", "RuntimeClass")
-"""If a pod names a missing object of one of these kinds, the API server rejects the pod."""
+"""The kinds that a pod can refer to by name, and for which the API server rejects the pod if the
+object is missing."""
 
 MAX_NAME = 58
-"""The maximum number of characters of a workload's name in its pods' names. Controllers truncate
+"""Maximum number of characters of a workload's name to use in its pods' names. Controllers truncate
 longer names in the same way."""
 
 _FIELD_MANAGER = "kubectl-drakit"
@@ -86,7 +88,7 @@ class Document:
 
     @property
     def path(self) -> str:
-        """The path of the object."""
+        """The API path of the object."""
         where = self.namespace or None
         return resource_path(self.version, self.kind.plural, namespace=where, name=self.name)
 
@@ -117,7 +119,7 @@ class PlannedPod:
 
 @dataclass(kw_only=True, slots=True)
 class Manifest:
-    """The objects that would exist."""
+    """The objects that would exist after the manifest was applied."""
 
     pods: list[PlannedPod] = field(default_factory=list[PlannedPod])
     facts: list[ClaimFacts | TemplateFacts | ClassFacts] = field(
@@ -150,10 +152,10 @@ def read_documents(content: str, namespace: str) -> tuple[list[Document], set[st
     other objects that the API server looks up for a pod.
 
     :param namespace: the namespace of objects that do not name one.
-    :raises UsageError: the manifest is malformed, or has no pod.
+    :raises UsageError: the manifest is malformed, or does not contain a pod.
     """
     try:
-        # Convert all values to the types that an API server accepts.
+        # Convert all values to JSON types.
         bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
     except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
         raise UsageError(f"the manifest is not valid YAML: {error}") from None
@@ -233,7 +235,7 @@ class _Completion:
     def __init__(self, session: Session, names: Collection[str]) -> None:
         self.manifest = Manifest()
         self.users: list[PlannedPod] = []
-        """A pod for each claim and template, without other rules."""
+        """A pod without other rules for each claim and template."""
 
         self._session = session
         self._names = names
@@ -289,7 +291,9 @@ class _Completion:
                 try:
                     spec = child(await self._session.get(path), "spec")
                 except (ApiError, ValueError):
-                    continue  # The explanation of the pod reports the missing template.
+                    # Skip the claim, because the explanation of the pod reports that the template
+                    # is missing.
+                    continue
             claim = {
                 "apiVersion": CLAIM.api,
                 "kind": CLAIM.kind,
@@ -307,7 +311,8 @@ class _Completion:
         """
         Return an object as the API server would store it.
 
-        An existing object is updated, because it may be the one that uses up a quota.
+        If the object exists, update it instead of creating it, because the existing object may use
+        up a quota.
         """
         try:
             with suppress(NotFoundError, ForbiddenError):
@@ -330,7 +335,7 @@ class _Completion:
         return replace(document, body=_with_defaults(document, body))
 
     def _not_created(self, document: Document, error: ApiError) -> Document:
-        """Return an object with the reason why the API server does not create it."""
+        """Return an object with the reason why the API server refuses to create it."""
         if isinstance(error, UnauthorizedError):
             raise UnreachableError(sentence_of(error))
         why = " ".join(error.message.split())
@@ -341,8 +346,8 @@ class _Completion:
         elif error.is_refusal and not (
             "does not support dry run" in why
             or isinstance(error, AlreadyExistsError)
-            # The error may be about another object in the manifest, which the cluster does not
-            # contain yet.
+            # The error may be about another object in the manifest that does not exist in the
+            # cluster yet.
             or any(f'"{each}" not found' in why for each in self._names)
             or any(f"name {each} was found" in why for each in self._names)
         ):
@@ -357,7 +362,7 @@ class _Completion:
 
 
 def _applied(old: Any, new: Any) -> Any:
-    """Return a value of an existing object with the fields that a manifest sets."""
+    """Return an existing value with the fields that a manifest sets."""
     if isinstance(old, dict) and isinstance(new, dict):
         before = cast("dict[str, Any]", old)
         fields = cast("dict[str, Any]", new).items()
@@ -381,7 +386,7 @@ def _path_of(kind: ObjectKind, namespace: str, name: str) -> str:
 
 
 def _with_defaults(document: Document, of: Object) -> dict[str, Any]:
-    """Return an object with a UID, and the defaults of the requests of a claim."""
+    """Return an object with a UID, and with defaults for the requests of a claim."""
     uid = text(document.old or {}, "metadata", "uid") or f"{document.kind.kind}/{document.name}"
     body = {**of, "metadata": {**child(of, "metadata"), "uid": uid}}
     if document.kind is CLAIM:
@@ -461,7 +466,7 @@ def _pod_of(of: Document, template: Object) -> Document:
 
 
 def _with_controllers(pod: Document, kind: ObjectKind) -> Object:
-    """Return a new pod with the defaults that matter for its node."""
+    """Return a new pod with the defaults that affect which node it can use."""
     spec = child(pod.body, "spec")
     added = _TOLERATED + (_TOLERATED_BY_DAEMONS if kind is DAEMON_SET else ())
     completed = {
@@ -486,7 +491,7 @@ _TOLERATED_BY_DAEMONS = tuple(
 
 
 def _with_requests(container: Object) -> Object:
-    """Return a container with requests for all of its limits."""
+    """Return a container with a request for each of its limits."""
     resources = child(container, "resources")
     requests = {**child(resources, "limits"), **child(resources, "requests")}
     return {**container, "resources": {**resources, "requests": requests}}

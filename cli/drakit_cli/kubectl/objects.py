@@ -1,5 +1,5 @@
 """
-The problems of a template, class, node or slice.
+Explains the problems of a template, class, node or slice.
 
 Templates and classes are explained for an imaginary pod that has such a claim, and no other rules.
 Nodes and slices have the problems of their pools. A node also has the problems that its node plugin
@@ -38,13 +38,13 @@ from drakit_explain.templates import class_problems, template_problems
 # ---------------------------------------------------------------- templates and classes
 
 _OF_CLASS, _REQUEST = "a-device", "device"
-"""The names of a template for one device of a class, and of its request. They do not exist in the
-cluster."""
+"""The names of the template for one device of a class, and of its request. The cluster does not
+contain them."""
 
 
 def explain_template(template: TemplateFacts, found: Gathered, *, ask: Ask) -> Report:
-    """Explain whether claims of a template can be allocated at all, and whether they can be
-    allocated now."""
+    """Explain whether a template's claims can ever be allocated, and whether they can be allocated
+    now."""
     subject = f"claims of {TEMPLATE.kind} {template.namespace}/{template.name}"
     return _explain_source(template, found, subject, template, ask)
 
@@ -53,7 +53,7 @@ def explain_class(
     device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, ask: Ask
 ) -> Report:
     """
-    Explain whether one device of a class can be allocated at all, and whether it can be allocated
+    Explain whether one device of a class can ever be allocated, and whether it can be allocated
     now.
 
     :param template: the template from :func:`template_of`, which the world contains.
@@ -69,7 +69,7 @@ def explain_class(
 
 
 def _of_class(sentence: str) -> str:
-    """Remove the names that do not exist in the cluster from a sentence."""
+    """Remove the made-up names of the template and its request from a sentence."""
     both = f'request "{_REQUEST}" of claim template "{_OF_CLASS}"'
     for matching in (f" that matches {both}", f" that match {both}"):
         sentence = sentence.replace(matching, "")
@@ -96,7 +96,7 @@ def _explain_source(
         problems = answered(explainer.verdicts, find, ask)
     else:
         problems = class_problems(of, found.world)
-    if problems:  # These problems would remain even if all devices were free.
+    if problems:  # These problems would exist even if all devices were free.
         explanation = replace(
             explanation,
             verdict=Verdict.BLOCKED,

@@ -4,7 +4,7 @@ Writes the results of commands: tables and sentences for users, JSON and YAML fo
 Uses color only on a terminal, and not with ``NO_COLOR``. Escapes control characters in strings from
 the cluster.
 
-Does not depend on clusters, or on the meaning of a result.
+Does not depend on clusters or the meaning of a result.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ API_VERSION = "drakit.dev/cli/v1"
 _COLORS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 
 MAX_NAMES = 3
-"""The maximum number of names in one sentence, or in one cell of a table."""
+"""Maximum number of names in a sentence or table cell."""
 
 
 def shortened(names: Collection[str], *, most: int = MAX_NAMES) -> str:
-    """Return a few names, and the number of the others."""
+    """Return the first few names, and the number of the others."""
     return cut(list(names), most)
 
 
 class Answer(Protocol):
-    """A result, for programs and for users."""
+    """A command result that can be rendered for programs and for users."""
 
     def body(self) -> Mapping[str, Any]: ...
 
@@ -64,7 +64,7 @@ class Output:
         return self.format == "wide"
 
     def write(self, kind: str, answer: Answer) -> None:
-        """Print a result in the format of the output. The output for programs contains its
+        """Print a result in the output's format. Output for programs includes the result's
         `kind`."""
         if self.for_programs:
             self.data(kind, answer.body())
@@ -125,7 +125,7 @@ class Output:
         """
         Print a table.
 
-        :param cut: cut lines to the width of a terminal.
+        :param cut: whether to cut lines to the width of the terminal.
         """
         for line in table(head, rows).splitlines():
             shown = f"{' ' * indent}{line}"

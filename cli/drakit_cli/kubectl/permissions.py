@@ -1,9 +1,9 @@
 """
-The missing permissions of the service accounts of drakit's releases, and of the user.
+Finds the permissions that the service accounts of drakit's releases, and the user, lack.
 
-The API server checks each permission in a review, which is not stored. Only administrators can
-create reviews for a service account. All users can create them for themselves. Does not depend on
-findings.
+The API server checks each permission in an access review, which it does not store. Only
+administrators can create reviews for a service account. All users can create them for themselves.
+Does not depend on findings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SELF_REVIEWS = resource_path("authorization.k8s.io/v1", "selfsubjectaccessrevie
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Permission:
-    """A verb on a resource, in all namespaces or in one, or on a path of the API server."""
+    """A verb on a resource, in one or all namespaces, or on an API server path."""
 
     verb: str
     group: str = ""
@@ -37,8 +37,8 @@ class Permission:
     name: str = ""
     path: str = ""
     essential: bool = True
-    """Whether a release does not work without it. Otherwise, only some functions of the release do
-    not work."""
+    """Whether a release does not work at all without the permission. Otherwise, only some functions
+    do not work."""
 
     @property
     def of(self) -> str:
@@ -49,7 +49,7 @@ class Permission:
         return f"{self.verb} {self.of}"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a review."""
+        """Return the attributes of an access review."""
         if self.path:
             return {"nonResourceAttributes": {"path": self.path, "verb": self.verb}}
         resource, _, part = self.resource.partition("/")
@@ -139,11 +139,11 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("nodedevicereports/status.drakit.dev", "patch"),
     ),
 }
-"""The rules of the chart's roles for each component. A test compares them."""
+"""The rules of the chart's roles for each component. A test compares them with the chart."""
 
 
 async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied], list[Gap]]:
-    """Return the permissions that the workloads of releases lack, and what could not be checked."""
+    """Return the permissions that the releases' workloads lack, and the gaps in the check."""
     pairs = [(release, each) for release in releases.releases for each in release.workloads]
     try:
         found = await asyncio.gather(*(_denied(session, *pair) for pair in pairs))
@@ -225,7 +225,7 @@ COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
 
 
 class Lacking(NamedTuple):
-    """A permission of the user that a command needs."""
+    """A permission that a command needs and the user lacks."""
 
     permission: Permission
     command: str
@@ -256,9 +256,10 @@ VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
 
 
 def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
-    """Return the name of the ClusterRole for viewers, as a command needs it, or an empty string."""
+    """Return the name of the ClusterRole for viewers, in the form used in commands, or an empty
+    string."""
     for each in releases.releases:
-        if operator := each.workload(OPERATOR):  # Releases with an operator have the role.
+        if operator := each.workload(OPERATOR):  # Only releases with an operator have the role.
             return f"{operator.name.removesuffix('-operator')}-viewer"
     # The cluster has drakit's kinds, so a release that the user cannot list may have the role.
     if {REPORTS.plural, "deployments"} <= {gap.kind for gap in gaps if gap.forbidden}:

@@ -1,8 +1,8 @@
 """
-Pods: one pod, the pods of a namespace or a workload, the resources that they request on their
-nodes, and the Events about claims that cannot be prepared.
+Reads pods: a single pod, or the pods of a namespace or workload. Also reads the resources that pods
+request on their nodes, and the Events about claims that cannot be prepared.
 
-Does not depend on what is explained about a pod.
+Does not depend on the explanations.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from drakit_explain.projection import project_pod
 from drakit_formats.resource.objects import Object, child, children, text
 
 SETTLE_SECONDS = 5.0
-"""A pod that has not changed for this long is settled: the kubelet and controllers have had time to
-act."""
+"""How long a pod must not have changed to be settled: by then, the kubelet and controllers have had
+time to act."""
 
 DELETION_SECONDS = 30.0
-"""The same for a pod whose grace period has ended."""
+"""How long after its grace period a pod that is being deleted is settled."""
 
 # ---------------------------------------------------------------- pods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPod:
-    """A pod, with data that is not part of its facts."""
+    """A pod's facts, with additional data."""
 
     facts: PodFacts
     settled: bool = False
-    """Whether the pod has not changed for some time."""
+    """Whether the pod has not changed for a while."""
 
     owner_uid: str = ""
     """The UID of the pod's controller."""
@@ -173,25 +173,25 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
 
 
 _MAX_NODES_ONE_BY_ONE = 16
-"""The maximum number of nodes for which pods are listed node by node. For more nodes, one list of
-all pods takes less time."""
+"""Maximum number of nodes to list pods for individually. For more nodes, it is faster to list all
+pods."""
 
 
 def _load(body: Object) -> Load | None:
     try:
         return load_of_pod(body)
     except UNREADABLE:
-        return None  # the node then has less room than computed
+        return None  # so the node has less room than computed
 
 
 # ---------------------------------------------------------------- Events
 
 _MAX_MESSAGE = 1024
-"""The maximum length of a quoted Event, which is the API's limit for new Events."""
+"""Maximum length of a quoted Event. It is the API's limit for new Events."""
 
 _MAX_OBJECTS_ONE_BY_ONE = 8
-"""The maximum number of objects for which Events are listed one by one. For more objects, all
-Events with the reasons are listed."""
+"""Maximum number of objects to list Events for individually. For more objects, all Events with the
+relevant reasons are listed."""
 
 
 async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
@@ -235,7 +235,7 @@ async def list_events(session: Session, namespace: str | None, selector: str) ->
             text(body, "eventTime"),
         )
         return Event(
-            # Some times have fractions of seconds.
+            # Some times contain fractions of a second.
             time=max(times).removesuffix("Z"),
             reason=text(body, "reason"),
             message=text(body, "message")[:_MAX_MESSAGE],

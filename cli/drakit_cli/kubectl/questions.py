@@ -1,6 +1,6 @@
 """
-The questions of a user about objects. Each function gathers the facts that an explanation needs,
-and returns the explanation.
+Explains objects to a user. Each function gathers the facts that an explanation needs, and returns
+the explanation.
 
 Does not depend on arguments, or on how a result is printed.
 """
@@ -67,7 +67,7 @@ from drakit_explain.world import AnyFact, Name
 from drakit_formats.resource.objects import text
 
 OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
-"""The kinds that decide whether claims can be allocated."""
+"""The kinds that determine whether claims can be allocated."""
 
 # ---------------------------------------------------------------- pods
 
@@ -84,12 +84,12 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
 
 
 MAX_ASKED = 3
-"""The maximum number of pods with devices whose phase the command reads."""
+"""Maximum number of pods with devices to read the phase of."""
 
 
 async def _ended_holders(session: Session, report: Report) -> list[str]:
-    """Return messages about claims that hold devices for pods that have ended, if they block a
-    pod."""
+    """If claims hold devices for pods that have ended, and block a pod, return messages about these
+    claims."""
     if report.verdict is not Verdict.BLOCKED:
         return []
     requests = (each for claim in report.claims for each in claim.requests)
@@ -119,7 +119,7 @@ async def ask_workload(session: Session, namespace: str, target: Target) -> Work
 
 
 async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> Waiting:
-    """Explain all pods that wait for devices, or that have devices and have not started."""
+    """Explain all pods that are waiting for devices, or that have devices but have not started."""
     where = "" if everywhere else namespace
     pods = await list_pods(session, where or None, {"fieldSelector": "status.phase=Pending"})
     if not pods:
@@ -171,7 +171,7 @@ async def _gather_for(
     }
     kinds: list[Kind] = [TEMPLATES, *OF_EXPLAIN]
     if any(each.template and not each.generated for each in claims):
-        kinds += [NAMESPACES, QUOTAS]  # these kinds decide whether a claim can be created
+        kinds += [NAMESPACES, QUOTAS]  # these kinds determine whether a claim can be created
         names[NAMESPACES] = [namespace]
     if everywhere:
         return await gather(session, kinds, namespace=namespace)
@@ -179,8 +179,8 @@ async def _gather_for(
 
 
 async def with_room(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
-    """Add the facts that depend on gathered facts: release, feature gates, and the free resources
-    of nodes."""
+    """Add the facts that depend on those already gathered: the release, the feature gates, and the
+    free resources of nodes."""
     found = await with_release(session, found)
     found = await with_gates(session, found, selectors_of(pods, found))
     return await with_loads(session, found, nodes_that_matter(pods, found))
@@ -190,8 +190,8 @@ async def with_room(session: Session, found: Gathered, pods: Sequence[PodFacts])
 
 
 async def ask_manifest(session: Session, namespace: str, content: str) -> Reports:
-    """Explain whether the pods of a manifest would be created, and whether they would fit, one at a
-    time."""
+    """Explain whether the pods of a manifest would be created, and whether each would fit after the
+    previous ones."""
     manifest = await complete(session, *read_documents(content, namespace))
     pods = [each.facts for each in manifest.pods]
     places = {pod.namespace for pod in pods} or {namespace}
@@ -280,8 +280,8 @@ async def _gather_one(
     kinds: Sequence[Kind],
     local: Sequence[Kind] = (),
 ) -> tuple[Gathered, AnyFact]:
-    """Gather kinds and the release, and find the object that a user names. Raise an error if it
-    does not exist, or if that is unknown."""
+    """Gather kinds and the release, and find the object that the user specified. Raise an error if
+    the object does not exist, or if it is unknown whether it exists."""
     found = await gather(
         session, kinds, namespace=namespace, names={kind: [target.name]}, local=local
     )

@@ -1,6 +1,6 @@
 """
-Checks of drakit's releases: their pods and permissions, and values that conflict with the cluster
-or with each other.
+Checks drakit's releases: their pods and permissions, and values that conflict with the cluster or
+with each other.
 
 Does not depend on sessions.
 """
@@ -31,7 +31,7 @@ from drakit_explain.model import DriverFacts, NodeFacts, PolicyFacts, ReportFact
 from drakit_explain.world import World
 
 OLDEST = (1, 34)
-"""The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
+"""The oldest Kubernetes version that the chart supports (the chart's `kubeVersion`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class _Gate:
     without: str
     option: str = ""
     """The Helm option that changes the value so that it does not require the gate. Empty if there
-    is none."""
+    is no such option."""
 
 
 _GATES = (
@@ -145,8 +145,8 @@ def _upgrade(release: Release, *options: str) -> str:
 
 
 def _left(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find nodes on which drivers of drakit have run, but on which no node plugin is running any
-    longer."""
+    """Find nodes on which drakit's drivers have run, but on which a node plugin is no longer
+    running."""
     plugins = {pod.node for each in installed.releases for pod in each.pods}
     of_reports = {each.node for each in world.of(ReportFacts).values()}
     left = sorted(node for node in of_reports - plugins if world.node(node) is not None)
@@ -200,18 +200,18 @@ def _pods(release: Release) -> Iterator[Finding]:
 
 
 MAX_MESSAGE = 300
-"""The maximum length of a registry's message in a finding."""
+"""Maximum length of a registry's message in a finding."""
 
 
 _PULL_REASONS = (
     *("ErrImageNeverPull", "ErrImagePull", "ImageInspectError"),
     *("ImagePullBackOff", "InvalidImageName"),
 )
-"""The kubelet's reasons for a container that waits for its image."""
+"""The kubelet's reasons for a container that is waiting for its image."""
 
 
 def _images(release: Release) -> Iterator[Finding]:
-    """Find images that nodes cannot pull. Each image has one finding."""
+    """Find images that nodes cannot pull. Return one finding per image."""
     pods: dict[str, list[Container]] = {}
     for each in release.containers:
         if each.reason in _PULL_REASONS:
@@ -232,7 +232,7 @@ def _images(release: Release) -> Iterator[Finding]:
 
 
 def _restarted(release: Release) -> Iterator[Finding]:
-    """Find containers that have ended, even if they are ready again."""
+    """Find containers that have ended, even if they are running again."""
     for each in release.containers:
         if not (each.restarts and each.ended):
             continue
@@ -284,10 +284,11 @@ def _gates(release: Release, found: Gathered) -> Iterator[Finding]:
 
 
 def is_enabled(gate: str, found: Gathered) -> bool | None:
-    """Return whether a feature gate of the API server is enabled, or None."""
+    """Return whether a feature gate of the API server is enabled, or None if that is unknown."""
     known = found.gates_of_devices.get(gate)
     if known is None and found.minor is not None:
-        # The user may not be allowed to read gates, or the API server may not have this gate.
+        # Use the release's default: the user may not be allowed to read gates, or the API server
+        # may not have this gate.
         known = is_default(gate, found.minor[1])
     return known
 
@@ -300,7 +301,7 @@ _TAKES_PART = {
 
 
 def check_components(components: Components, found: Gathered) -> Iterator[Finding]:
-    """Find components in which a gate is disabled, although it is enabled in the API server."""
+    """Find components in which a gate is disabled even though the API server enables it."""
     for name, gate in GATES.items():
         for kind in gate.components if is_enabled(name, found) else ():
             if lacking := components.without(name, kind):
@@ -321,7 +322,7 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
     plugin = release.workload(NODEPLUGIN)
     for pod in release.pods:
         if not pod.ready or plugin is None or pod.configuration != plugin.configuration:
-            continue  # during an update, a pod can have other drivers
+            continue  # during an update, a pod can have different drivers
         log = f"kubectl -n {pod.namespace} logs {pod.name}"
         missing = [driver for driver in sorted(drivers) if (driver, pod.node) not in published]
         for driver in missing:
@@ -341,7 +342,7 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
 
 
 def _policies(release: Release, found: Gathered) -> Iterator[Finding]:
-    """Find policies that the operator of a release does not serve."""
+    """Find policies that a release's operator does not reconcile."""
     operator = release.workload(OPERATOR)
     if operator is None or "hostdev.drakit.dev" not in release.values.claimed:
         return
@@ -377,7 +378,8 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
         object=_subject(workload),
         what=f"the service account {workload.namespace}/{workload.service_account} of the "
         f"{workload.component} is not allowed to {shortened(names, most=8)}",
-        # By default, Helm does not overwrite what another client has changed.
+        # Force conflicts, because by default, Helm does not overwrite fields that another client
+        # has changed.
         fix="restore the chart's roles: "
         + _upgrade(release, *(["--force-conflicts"] if release.helm else [])),
         problem=essential,
@@ -385,7 +387,7 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
 
 
 def _taints(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find drivers whose devices must be tainted, although no operator taints them."""
+    """Find drivers whose devices must be tainted, but that no operator taints."""
     operators = [each for each in installed.releases if each.lease]
     names = sorted(
         each.name for each in world.of(DriverFacts).values() if each.taint_after_seconds is not None
@@ -400,7 +402,7 @@ def _taints(installed: Releases, world: World) -> Iterator[Finding]:
 
 
 _UNSET = {"hostdev": "false", "backends": "null"}
-"""The way to disable a driver that cannot be renamed, keyed by the section of its value."""
+"""How to disable a driver that cannot be renamed, keyed by the section of its value."""
 
 
 def _conflicts(installed: Releases) -> Iterator[Finding]:
@@ -451,7 +453,8 @@ def _disable(driver: str, value: str, release: Release) -> str:
 
 
 def _kubelets(installed: Releases) -> Iterator[Finding]:
-    """Compare the kubelet's directory of the node plugin with that of other plugins."""
+    """Compare the node plugin's setting for the kubelet's root directory with that of other
+    plugins."""
     others: dict[str, list[str]] = {}
     for each in installed.others:
         others.setdefault(each.kubelet_root, []).append(_subject(each))

@@ -1,8 +1,8 @@
 """
-The releases of drakit in a cluster: their workloads, the node plugin's pods, and their values, from
-the configuration files that the chart renders.
+Finds drakit's releases in a cluster: their workloads, the node plugin's pods, and their values,
+which are read from the configuration files that the chart renders.
 
-Does not depend on the checks of the doctor.
+Does not depend on the doctor's checks.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class Values:
 
     plugin_driver: str = ""
     """The driver for device plugins, which publishes devices when a device plugin registers. Empty
-    if disabled."""
+    if the driver is disabled."""
 
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The drivers of backends, each with its value. They publish devices when a backend
-    registers."""
+    """The drivers of backends, each with its value. Such a driver publishes devices when its
+    backend registers."""
 
     directories: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The parents of the directories of backends and device plugins, each with its value."""
+    """The parent directories of backends and device plugins, each with the value that sets it."""
 
     partitions: bool = False
     shares: bool = False
     lists: bool = False
-    """The number of devices that the driver ``simulated`` publishes."""
+    """Whether the driver ``simulated`` publishes devices with list attributes. The fields above are
+    the same for partitions and shareable devices."""
 
     claim_status: bool = False
     """Whether the node plugin writes the status of claims."""
@@ -58,8 +59,8 @@ class Values:
 
     @property
     def claimed(self) -> Mapping[str, str]:
-        """The names of all drivers that can have claims on a node, each with the value that sets
-        the name."""
+        """The names of all drivers that can have claims on a node, each with the value that names
+        or disables it."""
         own = {self.plugin_driver: "devicePlugins.driverName"} if self.plugin_driver else {}
         return {**self.drivers, **self.backends, **own}
 
@@ -120,7 +121,7 @@ _CHECKSUM = "checksum/config"
 """The pod annotation with which the chart restarts pods when their configuration changes."""
 
 _HELM = "meta.helm.sh/release-name"
-"""The annotation of all objects in a Helm release."""
+"""The annotation on all objects in a Helm release."""
 
 Fact = TypeVar("Fact")
 
@@ -142,13 +143,13 @@ class Workload:
     service_account: str = "default"
     kubelet_root: str = ""
     """The kubelet's root directory in the workload's mounts. Empty if the workload does not
-    register a plugin."""
+    register plugins."""
 
     configuration: str = ""
-    """The checksum of the configuration file."""
+    """The checksum of the current configuration file."""
 
     helm: bool = False
-    """Whether Helm installed it, so that `helm upgrade` can change it."""
+    """Whether Helm installed the workload, so that `helm upgrade` can change it."""
 
     @property
     def ref(self) -> str:
@@ -157,7 +158,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """A container of drakit."""
+    """A container in a pod of drakit."""
 
     pod: str
     node: str
@@ -187,7 +188,7 @@ class Pod:
     ready: bool
     containers: tuple[Container, ...] = ()
     configuration: str = ""
-    """The checksum of the configuration file at the start of the pod."""
+    """The checksum of the configuration file when the pod was created."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +203,10 @@ class Release:
     """The node plugin's values. Empty if they are unknown."""
 
     lease: str = ""
-    """The Lease of the operator. Empty if unknown."""
+    """The name of the operator's Lease. Empty if unknown."""
 
     driver_taints: bool = False
-    """Whether the operator taints the devices of unavailable plugins."""
+    """Whether the operator taints the devices of unavailable drivers."""
 
     @property
     def pods(self) -> tuple[Pod, ...]:
@@ -222,7 +223,7 @@ class Release:
 
     @property
     def helm(self) -> bool:
-        """Whether Helm installed it."""
+        """Whether Helm installed the release."""
         return any(each.helm for each in self.workloads)
 
     @property
@@ -368,7 +369,7 @@ def _workload(body: Object, kind: str, *, desired: int, ready: int) -> Workload:
     key, value = PART_OF
     labels = child(metadata, "labels")
     if labels.get(key) != value:
-        labels = child({})  # ignore them, because they are not labels of a drakit release
+        labels = child({})  # ignore the labels, because they are not those of a drakit release
     return Workload(
         kind=kind,
         namespace=text(metadata, "namespace"),
@@ -447,6 +448,6 @@ def _configuration(body: Object) -> _Configuration | None:
             )
         return replace(known, values=nodeplugin_values(content))
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
-        # The daemon cannot parse it either, and therefore its pods are not ready, which is
+        # The daemon cannot parse its configuration either, so its pods are not ready, which is
         # reported.
         return None

@@ -1,8 +1,8 @@
 """
-Checks whether the pods of a manifest fit. It places one pod at a time: each pod takes the devices
+Checks whether the pods of a manifest fit. The pods are placed one at a time: each takes the devices
 that the allocator finds, and the resources that it requests on their node.
 
-Does not depend on sessions, or on how a result is printed.
+Does not depend on sessions, or on the output format.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
 
 
 def _ends_pods_first(deployment: Object) -> bool:
-    """Return whether a Deployment deletes a pod of its old template before the new one runs."""
+    """Return whether a Deployment deletes a pod of its old template before a new pod runs."""
     spec = child(deployment, "spec")
     strategy = child(spec, "strategy")
     most = str(child(strategy, "rollingUpdate").get("maxUnavailable", "25%"))
@@ -92,7 +92,7 @@ def _ends_pods_first(deployment: Object) -> bool:
 
 def release(pod: PodFacts, world: World) -> None:
     """Remove the claims that were created for a deleted pod, and release the resources that the pod
-    used on its node."""
+    held on its node."""
     for each in pod.claims:
         claim = world.claim(pod.namespace, each.generated or "")
         if claim is not None and claim.owner_uid in ("", pod.uid):
@@ -102,8 +102,8 @@ def release(pod: PodFacts, world: World) -> None:
 
 
 def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
-    """Explain whether the pods of a manifest's object fit, and place them, so that the next object
-    cannot use their devices."""
+    """Explain whether the pods of one object in a manifest fit, and place them, so that the next
+    object cannot use their devices."""
     source, facts = pod.source, pod.facts
     if pod.refusal:
         return refused(source, f"{source.title} would wait: {pod.refusal}")
@@ -180,8 +180,7 @@ def _place(report: Report, pod: PlannedPod, found: Gathered, ask: Ask) -> tuple[
 
 
 MAX_SECONDS = 2.0
-"""The time after which no further pod is placed, because a user is waiting, and a Job can have
-thousands of pods."""
+"""How long to keep placing pods. A user is waiting, and a Job can have thousands of pods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +189,7 @@ class Placed:
 
     number: int = 0
     stopped: bool = False
-    """Whether it is unknown if another pod fits."""
+    """Whether placing stopped early, so that it is unknown whether another pod fits."""
 
 
 def place(
@@ -199,7 +198,7 @@ def place(
     """
     Place equal pods in a world, where they remain.
 
-    :param limit: the maximum number of pods.
+    :param limit: maximum number of pods to place.
     :param after: the number of these pods that have already been placed.
     :param single: whether it is the only pod, so that its name does not need a number.
     """
@@ -225,12 +224,14 @@ def place(
 def _claims_of(
     pod: PodFacts, name: str, node: str, explainer: Explainer, world: World, ask: Ask
 ) -> list[ClaimFacts] | None:
-    """Return the existing claims, and a new claim for each of the others, with the devices that the
-    allocator finds. None if the devices are unknown."""
+    """Return a pod's claims with the devices that the allocator finds. They include a new claim for
+    each one that does not exist yet. Return None if the devices are unknown."""
     wanted = wanted_of(pod, world)
     verdict = ask(explainer.verdicts.query(wanted, node, budget_of(world)))
     if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
-        return None  # An older version of the allocator's program does not return devices.
+        # The allocator cannot allocate the claims, or the program is an older version that does not
+        # return devices.
+        return None
     claims: dict[str, ClaimFacts] = {}
     user = Consumer("pods", name, name)
     for each, results in zip(wanted, verdict.results, strict=True):

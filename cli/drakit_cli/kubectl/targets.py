@@ -1,8 +1,7 @@
 """
-The kinds of objects that a user can name, in kubectl's notation, and the object that the arguments
-name.
+Parses the arguments that name an object, in kubectl's notation.
 
-Does not depend on sessions, or on what is explained about an object.
+Does not depend on sessions or explanations.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ObjectKind:
 
     @property
     def plural(self) -> str:
-        """The name of the kind in paths."""
+        """The name of the kind in API paths."""
         return f"{self.singular}{'es' if self.singular.endswith('s') else 's'}"
 
     @property
@@ -63,7 +62,7 @@ STATEFUL_SET = ObjectKind("StatefulSet", "apps", ("sts",))
 DAEMON_SET = ObjectKind("DaemonSet", "apps", ("ds",))
 REPLICA_SET = ObjectKind("ReplicaSet", "apps", ("rs",))
 POD_GROUP = ObjectKind("PodGroup", "scheduling.k8s.io", version="v1alpha2")
-"""The version is that of Kubernetes 1.36. Other releases serve other versions."""
+"""The version in Kubernetes 1.36. Other releases serve other versions."""
 
 WORKLOADS = (JOB, DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, POD_GROUP)
 KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)
@@ -71,7 +70,7 @@ KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The object that a user names."""
+    """The object that a user specified."""
 
     kind: ObjectKind
     name: str
@@ -89,7 +88,8 @@ def qualified_name(kind: str, name: str, *, group: str | None = None) -> str:
 
 
 def find_kind(word: str) -> ObjectKind | None:
-    """Return the kind of a word such as ``po``, ``Pods`` or ``jobs.batch``, or None."""
+    """Return the kind for a word such as ``po``, ``Pods`` or ``jobs.batch``, or None if it is not a
+    kind."""
     name, _, group = word.lower().partition(".")
     for each in KINDS:
         if name in each.names and group in ("", each.group, f"{each.version}.{each.group}"):
@@ -99,9 +99,10 @@ def find_kind(word: str) -> ObjectKind | None:
 
 def parse_target(words: Sequence[str]) -> Target | None:
     """
-    Return the object that is given as NAME, KIND/NAME or KIND NAME. None if there are no words.
+    Parse an object that is specified as NAME, KIND/NAME or KIND NAME. Return None if there are no
+    words.
 
-    :raises UsageError: the words do not name one object.
+    :raises UsageError: the words do not specify exactly one object.
     """
     if not words:
         return None

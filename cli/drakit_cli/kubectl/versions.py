@@ -18,7 +18,7 @@ from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import find_release
 
 MAX_SKEW = 1
-"""The maximum number of minor versions between the plugin and a release."""
+"""Maximum version skew between the kubectl plugin and a release, in minor versions."""
 
 _OF_WORKLOAD = ("namespace", "release", "component", "version")
 
@@ -29,7 +29,8 @@ class Versions:
 
     plugin: str
     allocators: tuple[str, ...]
-    """The minor releases of Kubernetes whose compiler and allocator are installed here."""
+    """The minor versions of Kubernetes whose compiler and allocator are installed on this
+    machine."""
 
     kubernetes: str = ""
     workloads: tuple[Workload, ...] = ()

@@ -1,5 +1,5 @@
 """
-The pods of a workload, and one result for all of them.
+Finds the pods of a workload, and summarizes their explanations in one result.
 
 Does not depend on how a pod is explained.
 """
@@ -38,14 +38,14 @@ class Workload:
 
     pods: tuple[SeenPod, ...]
     suspended: bool = False
-    """Whether it does not create pods until it is resumed."""
+    """Whether the workload is suspended, so that it does not create pods until it is resumed."""
 
     absent: str = ""
     """The reason why pods are not created, as a clause. Empty if unknown."""
 
     @property
     def missing(self) -> int:
-        """The number of pods that are not created."""
+        """The number of pods that have not been created."""
         pods = [each.facts for each in self.pods]
         alive = sum(each.phase not in ("Succeeded", "Failed") for each in pods)
         ended = sum(each.phase == "Succeeded" for each in pods) if self.target.kind is JOB else 0
@@ -82,7 +82,7 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
 
 
 async def _absent(session: Session, workload: Workload, body: Object) -> str:
-    """Return the reason why pods of a workload are not created."""
+    """Return the reason why some pods of a workload are not created."""
     uid, namespace = text(body, "metadata", "uid"), workload.namespace
     if workload.suspended:
         queue = text(body, "metadata", "labels", _QUEUE)
@@ -96,7 +96,8 @@ async def _absent(session: Session, workload: Workload, body: Object) -> str:
         try:
             events = await list_events(session, namespace, f"involvedObject.uid={uid}")
         except ApiError:
-            events = []  # continue, because the explanation of the pods is more important
+            # Continue without Events, because the explanation of the pods is more important.
+            events = []
         created = [each for each in events if each.reason == "FailedCreate"]
         said = max(created).message if created else ""
     return said and f"the API server refuses them: {said}{_advice(said)}"
@@ -149,10 +150,10 @@ async def _read_group(
     session: Session, namespace: str, target: Target, *, has_pods: bool
 ) -> Object:
     """
-    Read a PodGroup, in the version that the cluster serves. Versions change with each release.
+    Read a PodGroup in the version that the cluster serves, which changes with each release.
 
-    The pods of the group name it, so their explanation needs no permission to read it. In
-    Kubernetes 1.35, they name a part of another object.
+    The pods refer to their group by name, so explaining them does not require permission to read
+    it. In Kubernetes 1.35, they refer to a part of another object.
     """
     kind, name = target.kind, target.name
     try:
@@ -205,7 +206,7 @@ _ORDER = (
     Verdict.STARTING,
     Verdict.NOT_PENDING,
 )
-"""The order of verdicts, the most serious first."""
+"""The verdicts, the most serious first."""
 
 _WORDS = {
     Verdict.BROKEN: ("has a problem", "have a problem"),
@@ -243,7 +244,7 @@ def _words(verdict: Verdict, pods: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadReport:
-    """One result for all pods of a workload."""
+    """One combined result for all pods of a workload."""
 
     workload: Workload
     reports: tuple[Report, ...]
@@ -251,7 +252,8 @@ class WorkloadReport:
 
     @property
     def judged(self) -> list[Report]:
-        """The results that matter: a failed pod with a successor is not a problem."""
+        """The reports that determine the result. A failed pod that has been replaced is not
+        included."""
         pods = {each.facts.name: each.facts for each in self.workload.pods}
         missing = self.workload.missing
         return [each for each in self.reports if missing or pods[each.name].phase != "Failed"]
@@ -282,7 +284,8 @@ class WorkloadReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of pods in each state. A running pod can also have a problem."""
+        """The number of pods in each state. A running pod can also have a problem, which these
+        numbers do not show."""
         pods = [each.facts for each in self.workload.pods]
         return {
             "desired": self.workload.desired,

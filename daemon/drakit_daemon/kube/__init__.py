@@ -1,11 +1,11 @@
 """
-A session with the Kubernetes API: configuration, requests, lists, watches, queue, Lease, Events.
+A session with the Kubernetes API, with parts for lists, watches, work queues, Leases and Events.
 
 Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` reads claims
 and slices. Reflector, queue, Lease and Events are separate, optional modules.
 
 Does not depend on drivers or devices. Only :mod:`.client_library` may import the client library. It
-never loads the library's models, which cost 30 MiB on every node.
+never loads the library's models, which would take 30 MiB on every node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 # isort: split
 from drakit_daemon.kube import (
     aiohttp_import as aiohttp_import,
-)  # before everything that imports aiohttp
+)  # must come before everything that imports aiohttp
 
 # isort: split
 from drakit_daemon.kube.listing import Listing, WatchEvent

@@ -1,14 +1,14 @@
 """
-Imports aiohttp so that TLS needs little memory: neither the certificates of all public authorities,
-nor large buffers.
+Imports aiohttp in a way that saves memory for TLS: without the certificates of all public
+authorities, and with smaller buffers.
 
-At import, aiohttp creates two TLS contexts, each with the system's whole bundle of certificates.
-They take 1 MiB on every node, for servers that the daemons never call. Some systems, such as
-Debian, also have a directory with the certificates under their hashes. There, the contexts use the
-directory, from which OpenSSL reads a certificate only when it needs it. If a vendor's driver in our
-process uses aiohttp, it finds the certificates there. This includes private authorities that
-``update-ca-certificates`` has added, but not those that only the bundle contains. On other systems,
-or if the environment names other certificates, nothing changes.
+At import, aiohttp creates two TLS contexts, each with the system's whole certificate bundle. They
+take 1 MiB on every node, for servers that the daemons never call. Some systems, such as Debian,
+also have a directory in which the certificates are named by their hashes. On these systems, the
+contexts use the directory, from which OpenSSL reads a certificate only when it needs it. A vendor's
+driver that uses aiohttp in the same process also uses the directory. The directory includes private
+authorities that ``update-ca-certificates`` has added, but not those that only the bundle contains.
+On other systems, or if the environment specifies other certificates, nothing changes.
 
 asyncio fills a buffer of 256 KiB with zeros for each TLS connection, and the node plugin keeps four
 idle connections. Smaller buffers save 0.8 MiB on every node. asyncio has no parameter for the size,
@@ -27,14 +27,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 BUFFER_BYTES = 64 * 1024
-"""The maximum number of bytes that one call receives from a TLS connection: three TLS records of
-the maximum size (16 KiB), and part of a fourth one."""
+"""Maximum number of bytes to receive from a TLS connection in one call: three TLS records of the
+maximum size (16 KiB), and part of a fourth one."""
 
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 def hashed_directory() -> str | None:
-    """Return the system's directory with certificates under their hashes, if OpenSSL uses it."""
+    """Return the system's directory of certificates named by their hashes, if OpenSSL uses it."""
     paths = ssl.get_default_verify_paths()
     chosen = {paths.openssl_cafile_env, paths.openssl_capath_env} & os.environ.keys()
     if not paths.capath or chosen:
@@ -49,7 +49,8 @@ def hashed_directory() -> str | None:
 
 @contextmanager
 def _only_directory(directory: str) -> Generator[None]:
-    """Make new contexts read each certificate only when it is needed."""
+    """While the block runs, new TLS contexts use only the directory, so they read a certificate
+    only when it is needed."""
     original = ssl.SSLContext.set_default_verify_paths
 
     def set_default_verify_paths(self: ssl.SSLContext) -> None:

@@ -1,15 +1,16 @@
 """
-The only importer of kubernetes-asyncio. The library provides the rules of in-cluster and kubeconfig
-files, exec plugins, OIDC, TLS settings and proxies.
+The only module that imports kubernetes-asyncio. The library implements in-cluster configuration,
+kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
 
 A normal import of any of its modules imports all of its models, which takes 32 MiB more on every
 node and up to two seconds. Therefore, this module registers the library's packages as empty
-packages that contain only their folder, and imports only the modules that we need. urllib3, which
-the library needs only for basic authentication, is loaded on first use, which saves 1 MiB. All this
+packages that know only their folder, and imports only the required modules. urllib3, which the
+library needs only for basic authentication, is loaded on first use, which saves 1 MiB. All this
 relies on the library's private layout. If the layout changes, the library is imported as usual, and
 one log line reports it.
 
-Does not depend on requests, errors or objects. No untyped value of the library leaves this module.
+Does not depend on requests, errors or objects. This module does not expose untyped values of the
+library.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 if TYPE_CHECKING:
-    # Only for readers and import-linter. At run time, _library() imports it.
+    # This import is only for readers and import-linter. At run time, _library() imports the
+    # package.
     import kubernetes_asyncio as kubernetes_asyncio
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 _ROOT = "kubernetes_asyncio"
 _EMPTY_PACKAGES = (_ROOT, f"{_ROOT}.client", f"{_ROOT}.client.models", f"{_ROOT}.config")
 _LOAD_TIMEOUT_SECONDS = 30.0
-"""The time limit for loading credentials. An exec plugin may request a token from a cloud; if the
-plugin hangs, the daemon must not hang."""
+"""The time limit for loading credentials. An exec plugin may request a token from a cloud provider.
+If the plugin hangs, the daemon must not hang."""
 
 _SERVER_ONLY: dict[str, Any] = {
     "clusters": [{"name": "", "cluster": {}}],
@@ -50,15 +52,15 @@ _SERVER_ONLY: dict[str, Any] = {
     "contexts": [{"name": "", "context": {"cluster": "", "user": ""}}],
     "current-context": "",
 }
-"""The kubeconfig for a user who specifies only the URL of the server."""
+"""The kubeconfig for a user who specifies only the server's URL."""
 
 _import_lock = threading.Lock()
 """Two event loops in two threads may connect at the same time, so imports need a lock."""
 
 
 class ConfigError(Exception):
-    """No usable configuration for the API server was found. The message names the places that were
-    searched."""
+    """No usable configuration for the API server was found. The message names the locations that
+    were searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,7 @@ class Overrides:
 
     @property
     def of_cluster(self) -> dict[str, Any]:
-        """The replaced fields of the kubeconfig's cluster."""
+        """The fields to replace in the kubeconfig's cluster."""
         fields = {
             "server": self.server,
             "certificate-authority": self.certificate_authority
@@ -94,7 +96,7 @@ class Overrides:
 
     @property
     def of_user(self) -> dict[str, Any]:
-        """The replaced fields of the kubeconfig's user."""
+        """The fields to replace in the kubeconfig's user."""
         fields = {
             "as": self.as_user,
             "as-uid": self.as_uid,
@@ -110,14 +112,14 @@ class ClusterAccess:
 
     server: str
     authorization: str | None
-    """The value of the Authorization header. None with client certificates, or if there is no
-    user."""
+    """The value of the Authorization header. None if the user has a client certificate instead, or
+    if there is no user."""
     configuration: Any
     loader: Any = None
     """The library's kubeconfig loader. None in a pod."""
 
     impersonation: tuple[tuple[str, str], ...] = ()
-    """The headers with which the user impersonates another user."""
+    """The headers to impersonate another user."""
 
     @property
     def namespace(self) -> str:
@@ -138,7 +140,7 @@ class ClusterAccess:
         if not refused and _has_endless_token(loader):
             return self.authorization
         if refused and hasattr(loader, "exec_plugin_expiry"):
-            del loader.exec_plugin_expiry  # otherwise the loader returns its cached token
+            del loader.exec_plugin_expiry  # otherwise, the loader would return its cached token
         await _in_thread(loader._load_authentication)
         self.authorization = getattr(loader, "token", None)
         return self.authorization
@@ -163,8 +165,8 @@ class Connection:
             connector_owner=False,
             headers=[*headers.items(), *access.impersonation],
             middlewares=middlewares,
-            # `trust_env` would read the environment and a .netrc in threads for each request, which
-            # is half of a request's cost.
+            # Don't use `trust_env`: it would read the environment and a .netrc file in threads for
+            # each request, which doubles the cost of a request.
             proxy=_proxy_for(access, configured=self._pool.proxy),
         )
         self.server_hostname: str | None = self._pool.server_hostname
@@ -175,8 +177,8 @@ class Connection:
 
 
 async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
-    """Use a pod's service account. The token is not stored here, because it is replaced every
-    hour."""
+    """Use a pod's service account. The returned value does not contain the token, because the
+    kubelet replaces it every hour."""
     return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
 
 
@@ -187,7 +189,7 @@ async def load_kubeconfig(
     Use a kubeconfig's current context, or the given one.
 
     ``path`` may be a list, as in ``$KUBECONFIG``: the first file that sets a value takes
-    precedence. It is empty if the overrides contain the server, and there is no kubeconfig.
+    precedence. The path is empty if the overrides contain the server and there is no kubeconfig.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
@@ -218,7 +220,7 @@ async def load_kubeconfig(
             f"{place}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
             f"run its exec plugin manually to see why it blocks"
         ) from None
-    except Exception as error:  # the library can raise anything from AssertionError to YAMLError
+    except Exception as error:  # the library can raise any error, from AssertionError to YAMLError
         raise ConfigError(f"{place}: {_reason(error)}") from None
     if not configuration.host.startswith(("https://", "http://")):
         raise ConfigError(
@@ -242,8 +244,8 @@ def _add_empty_user(loader: Any) -> None:
 
 
 def _use_first_context(merged: Any) -> None:
-    """Use the current context of the first file that has one, as kubectl does. The library uses the
-    context of the last file."""
+    """Use the current context of the first file that has one, as kubectl does. The library would
+    use the current context of the last file."""
     for path in merged.paths:
         if current := merged.config_files[path].get("current-context"):
             merged.config.value["current-context"] = current
@@ -251,8 +253,8 @@ def _use_first_context(merged: Any) -> None:
 
 
 def _override(loader: Any, overrides: Overrides) -> None:
-    """Replace parts of the cluster and the user in copies, because the library can save the
-    originals."""
+    """Replace parts of the cluster and the user. Change copies, because the library can write the
+    originals to the file."""
     if name := overrides.cluster:
         loader._cluster = loader._config["clusters"].get_with_name(name)["cluster"]
     if name := overrides.user:
@@ -273,7 +275,8 @@ def _override(loader: Any, overrides: Overrides) -> None:
             loader.provider = None
             for name in ("auth-provider", "exec", "tokenFile", "username", "password"):
                 kept.pop(name, None)
-        path = user.path if user is not None else None  # an empty user is falsy
+        # Compare with None, because an empty user is falsy.
+        path = user.path if user is not None else None
         loader._user = node("user", {**kept, **fields}, path)
 
 
@@ -312,8 +315,7 @@ async def _in_thread(work: Any) -> Any:
     """
     Run a coroutine of the library in a separate thread with its own event loop.
 
-    The coroutine reads and writes files and starts programs, which must not block the caller's
-    loop.
+    The coroutine reads and writes files and starts programs, which would block the caller's loop.
     """
 
     async def bounded() -> Any:
@@ -326,8 +328,8 @@ async def _in_thread(work: Any) -> Any:
 
 
 def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
-    # A pod never reaches the Service of the API server through a proxy. Clusters exclude the
-    # Service by a CIDR in NO_PROXY, which Python does not support.
+    # In a pod, don't use a proxy for the API server's Service. Clusters exclude the Service with a
+    # CIDR in NO_PROXY, which Python does not support.
     if access.loader is None:
         return None
     return configured or _proxy_of_environment(access.server)
@@ -349,14 +351,14 @@ def _has_endless_token(loader: Any) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"it cannot be read: {error.strerror or error}"
-    # YAML errors quote the file, including its tokens, so their messages are not reported.
+    # Don't report the message of a YAML error, because it quotes the file, including its tokens.
     return str(error) if type(error).__name__ == "ConfigException" else "its content is malformed"
 
 
 def _configuration(library: _Library) -> Any:
     configuration = library.configuration.Configuration()
-    # Since Python 3.13, a certificate must name the key of its authority. The certificates of many
-    # clusters do not, so the verification is relaxed to be as strict as that of Go clients.
+    # Since Python 3.13, a certificate must have an authority key identifier. The certificates of
+    # many clusters do not, so relax the verification to what Go clients require.
     configuration.disable_strict_ssl_verification = True
     return configuration
 
@@ -377,7 +379,7 @@ _loaded: _Library | None = None
 
 
 def _library() -> _Library:
-    """Import the required parts of the library, once."""
+    """Import the required parts of the library on the first call."""
     global _loaded
     with _import_lock:
         if _loaded is None:
@@ -410,8 +412,8 @@ def _import_parts() -> _Library:
     with _urllib3_on_first_use():
         configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
     rest = importlib.import_module(f"{_ROOT}.client.rest")
-    # The config modules import these two names from the package. ApiClient is only an annotation
-    # there, and the real one would cost 2 MiB.
+    # The config modules import these two names from the package. ApiClient is used only in
+    # annotations there, and the real class would take 2 MiB.
     packages[f"{_ROOT}.client"].Configuration = configuration.Configuration
     packages[f"{_ROOT}.client"].ApiClient = object
     return _Library(configuration=configuration, rest=rest)
@@ -423,8 +425,9 @@ def _urllib3_on_first_use() -> Generator[None]:
     While the block runs, importers of urllib3 get a module that imports it when an attribute is
     read.
 
-    importlib's LazyLoader is not used: before Python 3.12.3, it breaks if several threads use a
-    module for the first time at the same time. Other importers do not get the module.
+    Doesn't use importlib's LazyLoader, because before Python 3.12.3, it breaks if several threads
+    use a module for the first time at the same time. The lazy module is only for the importers in
+    the block.
     """
     module = "urllib3"
     if module in sys.modules:

@@ -1,8 +1,8 @@
 """
-Finds the served versions of an API group and of its resources, without full discovery, and the
-minor version of Kubernetes.
+Finds the served versions of an API group and its resources without full discovery, and the minor
+version of Kubernetes.
 
-The callers know the meaning of the versions. Does not depend on kinds, and does not cache results.
+The callers interpret the versions. Does not depend on kinds, and does not cache results.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ async def served_versions(session: Session, group: str) -> tuple[str, ...]:
 async def version_of(
     session: Session, group: str, plural: str, versions: Sequence[str]
 ) -> str | None:
-    """Return the first of these served versions that has a resource, or None if no version has
-    it."""
+    """Return the first of the given served versions that contains a resource, or None if none
+    does."""
     for version in versions:
         try:
             response = await session.get(f"/apis/{group}/{version}")
-        except NotFoundError:  # an upgrade has just removed the version
+        except NotFoundError:  # an upgrade may have just removed the version
             continue
         resources: list[dict[str, Any]] = response.get("resources") or []
         if any(each.get("name") == plural for each in resources):
@@ -62,7 +62,7 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
     """
     Return the first of the known versions that the API server serves (``v1``, without the group).
 
-    Raises VersionNotServedError if it serves none of them, ApiError if it does not respond.
+    Raises VersionNotServedError if it serves none of them, and ApiError if it does not respond.
     """
     served = await served_versions(session, group)
     for version in known:
@@ -73,8 +73,8 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
 
 async def minor_release(session: Session) -> int | None:
     """
-    Return the minor version of Kubernetes 1 that the API server reports, or None if it reports a
-    different major version or none.
+    Return the minor version that the API server reports, or None if it does not report a version
+    1.x.
 
     Raises ApiError if the API server does not respond.
     """

@@ -1,9 +1,9 @@
 """
-Kubernetes Events: deduplicated messages for users about an object.
+Kubernetes Events: messages to users about an object, without duplicates.
 
 The same message about the same object is one Event with a count (``series``), even after a restart
 or from another replica, because the name of the Event is a hash of its content. If another reporter
-has taken the name, the Event gets a name that nobody can guess. :meth:`EventRecorder.record` limits
+has already used the name, the Event gets an unpredictable name. :meth:`EventRecorder.record` limits
 the rate of Events from one source about one object. Callers of :meth:`EventRecorder.write` must
 limit the rate themselves.
 """
@@ -37,35 +37,35 @@ _API_VERSION = "events.k8s.io/v1"
 _MAX_NOTE_CHARACTERS = 1024
 _MAX_WORD_CHARACTERS = 128
 _MAX_OBJECT_NAME_CHARACTERS = 230
-"""The maximum length of the part of an Event's name before the hash. A name has at most 253
-characters."""
+"""Maximum length of an Event's name before the hash. The whole name can have 253 characters."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventTimings:
-    """Times, in seconds on the loop's clock, and limits for the written and cached Events."""
+    """Timings (in seconds on the loop's clock) and limits for writing and caching Events."""
 
     same_seconds: float = 600.0
-    """How long an Event is cached. After that, the server determines whether the Event exists."""
+    """How long an Event is cached. After that, the API server determines whether the Event already
+    exists."""
 
     count_seconds: float = 30.0
-    """The time between two updates of a count: an Event that repeats every second is not updated
-    every second."""
+    """Minimum time between two updates of a count, so that an Event that repeats every second is
+    not updated every second."""
 
     burst: int = 10
-    """The number of new Events from one source about one object before their rate is limited
+    """Maximum number of new Events from one source about one object before their rate is limited
     (:meth:`EventRecorder.record`)."""
 
     refill_seconds: float = 60.0
-    """After this time, another new Event from the source about the object is allowed."""
+    """How long it takes until another new Event from the source about the object is allowed."""
 
     request_seconds: float = 5.0
     """The time limit for a write, for which the caller waits."""
 
     capacity: int = 2048
-    """The maximum number of cached Events and objects. The least recently used ones are dropped
+    """Maximum number of Events, and of objects, to cache. The least recently used ones are dropped
     first."""
 
 
@@ -133,8 +133,8 @@ class EventRecorder:
         source: str = "",
     ) -> None:
         """
-        Emit an Event as :meth:`write` does, but log an error of the API server instead of raising
-        it, and drop new Events about an object that has too many from this source, such as a
+        Emit an Event as :meth:`write` does, but log an API server error instead of raising it, and
+        drop new Events about an object that already has too many from this source, such as a
         driver.
         """
         event = self._event(regarding, type=type, reason=reason, action=action, note=note)
@@ -159,12 +159,13 @@ class EventRecorder:
     ) -> bool:
         """
         Emit an Event about an object. Raises :class:`ApiError` if it could not be written. Returns
-        False if the object's namespace is being deleted or no longer exists, because nobody could
-        read the Event.
+        False if the object's namespace is being deleted or no longer exists, because then nobody
+        could read the Event.
 
         ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid).
-        Items of a list need their kind and apiVersion added. ``reason`` is one of a few words in
-        CamelCase, and ``action`` is the attempted action. The same cause must have the same note.
+        For an item of a list, the caller must add the kind and apiVersion. ``reason`` is a short
+        CamelCase word from a small set, and ``action`` is the attempted action. The same cause must
+        have the same note.
         """
         event = self._event(regarding, type=type, reason=reason, action=action, note=note)
         return await self._emit(event, self._recent(event))
@@ -193,11 +194,12 @@ class EventRecorder:
         path = _path(event)
         collection = path.rpartition("/")[0]
         series = _Series(path, emitted_at=_now(), written_at=_now())
-        self._series.put(path, series)  # first, because the note may repeat during the write
+        self._series.put(path, series)  # before the write, because the note may repeat during it
         try:
             try:
                 await self._session.create(collection, event, timeout_seconds=seconds)
-            except AlreadyExistsError:  # the Event is from before a restart, or from long ago
+            # The Event was written before a restart, or is no longer cached.
+            except AlreadyExistsError:
                 there = await self._session.get(path, timeout_seconds=seconds)
                 reporter = (there.get("reportingController"), there.get("reportingInstance"))
                 if reporter[: len(self._author)] != self._author:
@@ -227,7 +229,8 @@ class EventRecorder:
                 series.path, body, timeout_seconds=self._timings.request_seconds
             )
         except NotFoundError:
-            # The server has deleted the Event (after an hour, by default), so the next one is new.
+            # The server has deleted the Event (by default, after an hour), so the next repetition
+            # creates a new one.
             series.emitted_at = -self._timings.same_seconds
 
     def _within_rate(self, event: Mapping[str, Any], source: str) -> bool:
@@ -280,7 +283,7 @@ def _namespace_is_gone(error: ApiError) -> bool:
 
 
 def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
-    """Return an object reference to an object, or the given reference."""
+    """Return a reference to an object. If a reference is given, return it."""
     metadata: Mapping[str, Any] = regarding.get("metadata") or regarding
     found = {
         "apiVersion": regarding.get("apiVersion"),
@@ -293,7 +296,7 @@ def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shortened(note: str) -> str:
-    # The API's limit is in bytes.
+    # The API limits the number of bytes, not characters.
     encoded = note.encode()
     if len(encoded) <= _MAX_NOTE_CHARACTERS:
         return note

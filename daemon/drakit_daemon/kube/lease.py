@@ -2,12 +2,12 @@
 Leader election with a Lease: at most one of several processes does the work.
 
 The holder renews its Lease. A candidate acquires the Lease if it has seen no renewal for the
-Lease's duration. Both measure times with their own clocks. The times in the Lease are only
-informative, because the clocks of two nodes differ. A holder that cannot renew the Lease exits well
-before any candidate may start: it has ``lease - renew_deadline`` seconds for that.
+Lease's duration. Holder and candidates measure these times with their own clocks. The times in the
+Lease are only informative, because the clocks of two nodes differ. A holder that cannot renew the
+Lease exits well before a candidate may start: it has ``lease - renew_deadline`` seconds to exit.
 
-There is no fencing: a process that is frozen for longer than the lease notices this when it wakes.
-Check ``is_leader`` immediately before a write that must not happen twice.
+There is no fencing: a process that is frozen for longer than the Lease's duration notices this only
+when it resumes. Check ``is_leader`` immediately before a write that must not happen twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
 """The time limit for a release. A release shortens the wait of the other candidates, but must not
-delay our own exit too much."""
+delay the holder's own exit too much."""
 
 
 class _LostError(Exception):
@@ -44,7 +44,7 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseTimings:
-    """Times in seconds, each of them longer than the next. A candidate becomes the leader at most
+    """Times in seconds. Each must be longer than the next. A candidate becomes the leader at most
     ``lease + 2 * retry`` after the holder's last renewal."""
 
     lease_seconds: int = 15
@@ -55,18 +55,17 @@ class LeaseTimings:
     duration to exit."""
 
     retry_seconds: float = 2.0
-    """The time between two renewals, and between two checks of a candidate."""
+    """The time between two renewals by the holder, and between two checks by a candidate."""
 
     @property
     def request_seconds(self) -> float:
-        """The time limit for a request, as in Kubernetes' own components. If a connection hangs,
-        for example because the API server behind it is gone, there must be time for another
-        attempt."""
+        """The time limit for a request, as in Kubernetes components. If a connection hangs, for
+        example because the API server behind it is gone, there must be time for another attempt."""
         return self.renew_deadline_seconds / 2
 
 
 class LeaseElection:
-    """One candidate of an election: it acquires the Lease once, holds it, and releases it."""
+    """One candidate in an election. It acquires the Lease once, holds it, and releases it."""
 
     def __init__(
         self,
@@ -78,8 +77,8 @@ class LeaseElection:
         timings: LeaseTimings | None = None,
     ) -> None:
         """
-        :param identity: a readable name, such as the pod's. Each candidate appends a random part,
-            because a restarted container of the pod is a different candidate.
+        :param identity: a readable name, such as the pod's name. Each candidate appends a random
+            suffix, because a restarted container of the pod is a different candidate.
         """
         self._session = session
         self._collection = resource_path(_API_VERSION, "leases", namespace=namespace)
@@ -93,8 +92,8 @@ class LeaseElection:
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
-        # A problem that prevents us from leading, such as a missing permission, may last for a long
-        # time.
+        # Log changes only: a problem that prevents leading, such as a missing permission, may last
+        # for a long time.
         self._log = ProblemLog(logger, "cannot take the lease")
         self._renewals = ProblemLog(
             logger, "cannot renew the lease", recovered="the lease is renewed again"
@@ -102,16 +101,16 @@ class LeaseElection:
         self.responded_at = float("-inf")
         """The time at which the API server last responded about the Lease (loop clock)."""
         self._renewed_at: float | None = None
-        """The time at which the last successful renewal was sent. None if we do not hold the
-        Lease."""
+        """The time at which the last successful renewal was sent. None if this candidate does not
+        hold the Lease."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether we hold the Lease and its renewal is not overdue."""
+        """Whether this candidate holds the Lease and its renewal is not overdue."""
         return self._renewed_at is not None and _now() < self._deadline()
 
     async def acquire(self) -> None:
-        """Wait until we hold the Lease."""
+        """Wait until this candidate holds the Lease."""
         while True:
             try:
                 async with asyncio.timeout(self._timings.renew_deadline_seconds):
@@ -131,7 +130,7 @@ class LeaseElection:
 
     async def hold(self) -> str:
         """
-        Renew the Lease until it may be lost. Return the reason.
+        Renew the Lease until it may be lost. Return the reason for the loss.
 
         The process must then exit immediately, because another candidate may lead after ``lease -
         renew_deadline`` seconds.
@@ -147,7 +146,7 @@ class LeaseElection:
                 return f"the Lease was taken by {self.holder}"
 
     async def _renew_persistently(self) -> None:
-        """Renew once, with as many attempts as the caller's time limit allows."""
+        """Renew the Lease once, with as many attempts as the caller's time limit allows."""
         while True:
             began = _now()
             try:
@@ -155,7 +154,8 @@ class LeaseElection:
                 self._renewals.report(None)
                 return
             except (ConflictError, NotFoundError, AlreadyExistsError):
-                # Another holder, a manual edit, or a renewal of ours whose response was lost.
+                # There is another holder, the Lease was edited manually, or the response to an
+                # earlier renewal was lost.
                 pass
             except ApiError as error:
                 self._renewals.report(str(error))
@@ -189,13 +189,15 @@ class LeaseElection:
     def _free(self) -> bool:
         if not self.holder or self.holder == self.identity:
             return True
-        # The holder's duration applies, because its version may differ from ours.
+        # Use the holder's duration, because the holder may run a different version.
         lease_seconds = self._spec().get("leaseDurationSeconds") or self._timings.lease_seconds
         return _now() >= self._seen_at + lease_seconds
 
     async def _write(self) -> None:
         """Acquire or renew the Lease. Overwrite only the version that we last read."""
-        sent_at = _now()  # other candidates see the renewal later, so our view expires first
+        # Measured before the request: other candidates see the renewal later, so this view expires
+        # first.
+        sent_at = _now()
         old, now = self._spec(), _timestamp()
         ours = old.get("holderIdentity") == self.identity
         transitions = int(old.get("leaseTransitions") or 0)
@@ -211,8 +213,8 @@ class LeaseElection:
         self._renewed_at, self.responded_at = sent_at, _now()
 
     async def release(self) -> None:
-        """Release the Lease if we hold it, so that other candidates need not wait until it
-        expires."""
+        """Release the Lease if this candidate holds it, so that the others do not have to wait
+        until it expires."""
         held, self._renewed_at = self._renewed_at, None
         if held is None:
             return
@@ -221,12 +223,12 @@ class LeaseElection:
                 try:
                     await self._put_released()
                 except ConflictError:
-                    # Another candidate holds the Lease, or we stopped before the response to a
-                    # renewal arrived.
+                    # Another candidate holds the Lease, or this one stopped before the response to
+                    # a renewal arrived.
                     await self._read()
                     await self._put_released()
         except (ApiError, TimeoutError) as error:
-            # The Lease expires by itself.
+            # The Lease will expire by itself.
             logger.info("the lease was not released", extra={"error": str(error)})
 
     async def _put_released(self) -> None:

@@ -41,19 +41,18 @@ logger: logging.Logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- lists
 
 MAX_PAGE_BYTES = 2 * 2**20
-"""The maximum size of a page with several objects. A tenant can make one byte of JSON take 25 bytes
-after parsing (``[[],[],...]``), so a page takes at most 50 MiB."""
+"""Maximum size of a page with several objects. A tenant can make one byte of JSON take 25 bytes
+after parsing (``[[],[],...]``), so a parsed page takes at most 50 MiB."""
 
 MAX_OBJECT_BYTES = 4 * 2**20
-"""The maximum size of a single object. An object has at most 1.5 MiB in etcd, but can be larger as
-JSON."""
+"""Maximum size of a single object. An object takes at most 1.5 MiB in etcd, but its JSON can be
+larger."""
 
 ATTEMPTS = 3
-"""The number of times that a list is restarted after its resource version has expired, before it
-fails."""
+"""Maximum number of times to restart a list whose resource version has expired."""
 
 REMEMBERED = 1000
-"""The maximum number of remembered skipped objects. Each remembered object is logged only once."""
+"""Maximum number of skipped objects to remember, so that each is logged only once."""
 
 _SHRINK = 4
 
@@ -72,7 +71,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing(Generic[Kept]):
-    """All objects of a collection, as they were at one resource version."""
+    """All objects of a collection at one resource version."""
 
     items: list[Kept]
     resource_version: str
@@ -158,7 +157,7 @@ async def _read(
                     limit = max(limit // _SHRINK, 1)
                     page = ask()
                     continue
-                # If the metadata cannot be read either, the object is not the cause, and the list
+                # If the metadata cannot be read either, the object is not the cause, so the list
                 # fails.
                 page = ask(metadata_only=True)
                 response, reason = await page, error.message
@@ -169,7 +168,7 @@ async def _read(
                 if response.size_bytes * 2 <= max_page_bytes:
                     limit = min(limit * 2, page_size)
                 page = ask()
-                await asyncio.sleep(0)  # this sends the request
+                await asyncio.sleep(0)  # yield to the loop, so that it sends the request
             if reason:
                 skipped += [
                     Skipped(metadata=each.get("metadata") or {}, reason=reason) for each in bodies
@@ -179,7 +178,7 @@ async def _read(
             if not token:
                 version = metadata.get("resourceVersion", "")
                 return Listing(items=items, resource_version=version, skipped=tuple(skipped))
-            del response, bodies  # free them before the next page is parsed
+            del response, bodies  # free the memory before parsing the next page
     finally:
         page.cancel()
 
@@ -189,22 +188,23 @@ async def _read(
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 _HEAD_BYTES = 4096
-"""The first bytes of a line that are kept if the line is too long. Objects of built-in kinds begin
-with their names. Objects of other kinds, whose fields are sorted, are never that long."""
+"""How many bytes to keep from the start of a line that is too long. Objects of built-in kinds begin
+with their names. The fields of other kinds are sorted, but their objects are never that long."""
 
 _HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)",')
 _MEMBER = re.compile(
     rb'[{,]"(?:(object|metadata)":(?=\{)|(name|namespace|uid|resourceVersion)":"([^"\\]*)")'
 )
-"""A field that identifies an object, at any depth. Within a string, the quotes would be escaped.
-The API server does not send white space between tokens."""
+"""Matches a field that identifies an object, or opens ``object`` or ``metadata``, at any depth. It
+cannot match inside a JSON string, because quotes are escaped there. The API server does not emit
+whitespace between tokens."""
 
 _NAMES = {"name", "uid", "resourceVersion"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchEvent:
-    """One change. In the object of a bookmark, only ``metadata.resourceVersion`` is meaningful."""
+    """One watch event. In a bookmark's object, only ``metadata.resourceVersion`` is meaningful."""
 
     type: EventType
     object: dict[str, Any]
@@ -213,7 +213,7 @@ class WatchEvent:
 
 
 async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[WatchEvent]:
-    """Yield each event. Raise an ERROR event as the error that it contains (410: GoneError)."""
+    """Yield each event. For an ERROR event, raise the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
             event = parse(line) if whole else None
@@ -233,7 +233,8 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
 
 
 def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
-    """Return an object's name and version without parsing it. Raise if the line is not an event."""
+    """Return an event with only an object's name and version, without parsing the object. Raise an
+    error if the line is not an event."""
     head = _HEAD.match(line)
     metadata = _names(line)
     if head is None or not metadata.keys() >= _NAMES:
@@ -247,14 +248,14 @@ def _names(line: bytes) -> dict[str, str]:
     Return the fields directly in ``object.metadata`` that identify an object, without nested
     fields.
 
-    Any writer of an object can nest its `managedFields` arbitrarily, with any names in them. In
-    custom resources, they come before the names.
+    Any client that can write an object can nest its `managedFields` arbitrarily, and use any names
+    in them. In custom resources, `managedFields` come before the name.
     """
     parents: list[bytes] = [b"object", b"metadata"]
     found: dict[str, str] = {}
     depth = counted = 0
     for member in _MEMBER.finditer(line):
-        begin = member.start() + 1  # the position after the bracket or comma
+        begin = member.start() + 1  # skip the bracket or comma
         depth += nesting(line[counted:begin])
         counted = member.end()
         if depth > 3:
@@ -266,7 +267,7 @@ def _names(line: bytes) -> dict[str, str]:
         elif depth == 3 and name is not None:
             found[name.decode()] = value.decode(errors="replace")
         if found.keys() >= _NAMES:
-            break  # the namespace precedes the version
+            break  # the namespace comes before the version
     return found
 
 
@@ -277,9 +278,9 @@ def _no_event(path: str) -> UnavailableError:
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bool]]:
     """Yield each line, and whether it is complete. A line that is too long is truncated."""
-    # readline is not used: its limit would have to be the size of the largest object, and it holds
-    # the object in memory twice. An incomplete line at the end of the stream is dropped, because
-    # the next watch starts from the last complete event.
+    # Don't use readline: its limit would have to be the size of the largest object, and it holds
+    # the object in memory twice. Drop an incomplete line at the end of the stream, because the next
+    # watch starts from the last complete event.
     buffer = bytearray()
     whole = True
     async for chunk in chunks:

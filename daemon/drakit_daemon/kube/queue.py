@@ -6,18 +6,18 @@ A key is in one lane at a time. Each lane has its own workers, so no lane waits 
 another lane. These rules decide which owner is charged, and which key is next:
 
 1. Each key has an owner, who is charged for the time that the workers measure.
-2. The next key of a lane belongs to the owner who has used the least time of the lane. Owners who
-   have used the same time take turns. The keys of an owner keep their order. A key that is moved to
-   a lane and continues there stays first, because its results so far may expire soon.
+2. The next key of a lane belongs to the owner who has used the least time in the lane. Owners who
+   have used the same time take turns. The keys of an owner keep their order. A key that was moved
+   to a lane and continues there stays first, because its results so far may expire soon.
 3. An owner without work does not accumulate credit: when its next key arrives, its used time is set
    to :data:`CREDIT_SECONDS` less than that of the owner whose turn came last.
 
-Therefore, an owner with little work waits only for the key in progress, however much work other
-owners have. The other owners share the rest of the time, and no time is left unused. :class:`Turns`
-has the same rules.
+Therefore, an owner with little work waits only for the key in progress, no matter how much work
+other owners have. The other owners share the rest of the time, so no time is unused. :class:`Turns`
+applies the same rules.
 
 While a worker has a key, no other worker gets it. If the key is added during that time, it is
-queued again afterwards. All times are the loop's. The workers know the meaning of a key.
+queued again afterwards. All times are from the loop's clock. Only the workers interpret keys.
 
 A key is in the queue at most once, so the number of objects limits the queue.
 
@@ -43,27 +43,27 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 CREDIT_SECONDS = 1.0
-"""The maximum advantage of an owner without work: a burst of a hundred keys comes before the keys
+"""Maximum credit of an owner without work. With it, a burst of a hundred keys comes before the keys
 of owners that are always busy."""
 
 KEY_SECONDS = 0.0001
-"""The minimum charge for a key, so that an owner whose keys cost nothing does not keep other owners
+"""Minimum charge for a key, so that an owner whose keys take no time does not keep other owners
 waiting."""
 
 MANY_OWNERS = 1000
-"""The number of owners with an account above which accounts with full credit are dropped."""
+"""Maximum number of accounts to keep before those with full credit are dropped."""
 
 OUTDATED = 1000
-"""The number of outdated entries that the heap keeps, in addition to one per waiting key. Each time
-a key is checked before its time, it leaves an outdated entry."""
+"""Maximum number of outdated entries to keep in the heap. Each time a key is queued before it is
+due, it leaves an outdated entry."""
 
 DUE_AT_ONCE = 1000
-"""The number of keys that become ready in one iteration of the loop, because 100,000 can be due at
+"""Maximum number of keys to make ready in one iteration of the loop, because 100,000 can be due at
 the same time."""
 
 
 class FairShare:
-    """The seconds that owners have used of one resource, and whose turn it is."""
+    """Tracks how many seconds each owner has used a resource, and determines whose turn it is."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -73,7 +73,7 @@ class FairShare:
         self._many = MANY_OWNERS
 
     def enter(self, owner: str) -> None:
-        """Record that an owner has work again."""
+        """Record that an owner has work again, and limit its credit."""
         self._used[owner] = max(self._used.get(owner, 0.0), self._reached - CREDIT_SECONDS)
         if len(self._used) > self._many:
             least = self._reached - CREDIT_SECONDS
@@ -81,8 +81,8 @@ class FairShare:
             self._many = 2 * len(self._used) + MANY_OWNERS
 
     def choose(self, owners: Iterable[str]) -> str:
-        """Return the first owner among those that have used the least time. Each owner must have
-        entered."""
+        """Return the first owner among those that have used the least time. The caller must call
+        `enter` for each owner first."""
         owner = min(owners, key=self._used.__getitem__)
         self._reached = max(self._reached, self._used[owner])
         return owner
@@ -104,7 +104,7 @@ class _Lane(Generic[Key]):
 
 class WorkQueue(Generic[Key]):
     """
-    A queue of keys to be worked on. A key is in the queue at most once.
+    A queue of keys to process. A key is in the queue at most once.
 
         while True:
             key = await queue.get()
@@ -140,15 +140,17 @@ class WorkQueue(Generic[Key]):
         self._lanes: dict[str, _Lane[Key]] = {name: _Lane() for name in lanes}
         self._ready_keys: set[Key] = set()
         self._waiting: dict[Key, float] = {}  # the time at which each key is due
-        self._due: list[tuple[float, int, Key]] = []  # a heap; keys not in `_waiting` are outdated
-        self._numbers = count()  # numbers, so that keys with the same time are not compared
+        # A heap; entries whose keys are not in `_waiting` are outdated.
+        self._due: list[tuple[float, int, Key]] = []
+        self._numbers = count()  # tiebreakers, so that keys with the same time are not compared
         self._timer: asyncio.TimerHandle | None = None  # one timer for all keys
         self._timer_at = 0.0  # uvloop's timer handles have no time if they are due immediately
         self._working: dict[Key, str] = {}  # the lane of each key in progress
-        self._again: dict[Key, str] = {}  # keys to add again after their work, and their lanes
+        self._again: dict[Key, str] = {}  # keys to add again when they are done, and their lanes
         self._backoffs: dict[Key, Backoff] = {}
         self._progress_at = float("-inf")
-        """The time at which a worker last took or finished a key, or the first key became ready."""
+        """The time at which a worker last took or finished a key, or at which the first key became
+        ready."""
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
@@ -163,7 +165,7 @@ class WorkQueue(Generic[Key]):
             self._put(key, self._lane_of(key))
 
     def move(self, key: Key, lane: str) -> None:
-        """Queue a key that is in progress: in another lane, or again in the lane to which it was
+        """Queue a key that is in progress in another lane, or again in the lane to which it was
         moved."""
         self._waiting.pop(key, None)
         self._again[key] = lane
@@ -183,7 +185,7 @@ class WorkQueue(Generic[Key]):
         _wake_first(place.getters)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Queue a key after a delay. Another addition of the key queues it earlier."""
+        """Queue a key after a delay. If the key is already delayed, the earlier time applies."""
         if seconds <= 0:
             self.add(key)
             return
@@ -215,7 +217,7 @@ class WorkQueue(Generic[Key]):
         return seconds
 
     def forget(self, key: Key) -> None:
-        """Reset a key's failures. Required after success, and when its object is gone."""
+        """Reset a key's failures. Call this after a success, and when the key's object is gone."""
         self._backoffs.pop(key, None)
 
     def failures(self, key: Key) -> int:
@@ -223,7 +225,7 @@ class WorkQueue(Generic[Key]):
         return backoff.failures if backoff else 0
 
     async def get(self, lane: str = "") -> Key:
-        """Wait for a key of a lane. No other worker gets it until :meth:`done`."""
+        """Wait for a key of a lane. No other worker gets the key until :meth:`done` is called."""
         place = self._lanes[lane]
         while not place.ready:
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -231,7 +233,8 @@ class WorkQueue(Generic[Key]):
             try:
                 await getter
             except asyncio.CancelledError:
-                # Woken and canceled at the same time: the key goes to another worker.
+                # This worker was woken and canceled at the same time, so the key goes to another
+                # worker.
                 if getter.done() and not getter.cancelled() and place.ready:
                     _wake_first(place.getters)
                 raise
@@ -240,7 +243,7 @@ class WorkQueue(Generic[Key]):
         keys = place.ready.pop(owner)
         key = keys.popleft()
         if keys:
-            place.ready[owner] = keys  # behind the other owners
+            place.ready[owner] = keys  # move the owner behind the others
         place.share.charge(owner, KEY_SECONDS)
         self._ready_keys.discard(key)
         self._working[key] = lane
@@ -251,7 +254,8 @@ class WorkQueue(Generic[Key]):
         self._lanes[self._working[key]].share.charge(self._owner_of(key), seconds)
 
     def done(self, key: Key) -> str | None:
-        """End the work on a key, with or without success. Return the lane in which it continues."""
+        """Record that the work on a key has ended, with or without success. Return the lane in
+        which the key continues, if any."""
         was = self._working.pop(key)
         self._progress_at = asyncio.get_running_loop().time()
         if (lane := self._again.pop(key, None)) is not None:
@@ -260,18 +264,18 @@ class WorkQueue(Generic[Key]):
 
     def stalled_seconds(self) -> float:
         """
-        The time since which keys have been ready, but no worker has taken or finished one, in
-        seconds. For probes.
+        How many seconds keys have been ready without a worker taking or finishing one. Used by
+        probes.
 
-        The age of a key does not show a hang: a tenant can create more work than the workers can
-        do.
+        The age of a key would not indicate a hang, because a tenant can create more work than the
+        workers can do.
         """
         if not self._ready_keys:
             return 0.0
         return asyncio.get_running_loop().time() - self._progress_at
 
     def close(self) -> None:
-        """Drop all keys and the timer. The owner of the workers cancels them."""
+        """Drop all keys and the timer. The caller cancels the workers."""
         if self._timer is not None:
             self._timer.cancel()
         for lane in self._lanes.values():
@@ -315,7 +319,7 @@ class Turns:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
-        :param clock: measures turns, in seconds.
+        :param clock: returns the time in seconds, to measure turns.
         """
         self._clock = clock
         self._share = FairShare()
@@ -324,7 +328,8 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncGenerator[None]:
-        """Wait for a turn, and hold it until the end of the block. The owner is charged for it."""
+        """Wait for a turn, and hold it until the end of the block. The owner is charged for its
+        duration."""
         if owner not in self._waiting:
             self._share.enter(owner)
         if self._busy:
@@ -334,7 +339,7 @@ class Turns:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._hand_over()  # the turn arrived together with the cancellation
+                    self._hand_over()  # the caller got its turn and was canceled at the same time
                 raise
         self._busy = True
         began = self._clock()
@@ -353,7 +358,7 @@ class Turns:
             waiters = self._waiting.pop(owner)
             waiter = waiters.popleft()
             if waiters:
-                self._waiting[owner] = waiters  # behind the other owners
+                self._waiting[owner] = waiters  # move the owner behind the others
             if not waiter.done():
                 waiter.set_result(None)
                 self._busy = True

@@ -1,5 +1,6 @@
 """
-Follows a collection continuously: all its objects, then every change, despite errors.
+Follows a collection continuously: yields all its objects, then every change, and recovers from
+errors.
 
 A watch that ends is resumed at the last version, which bookmarks also update. If a watch cannot be
 resumed (410) or is denied (403, 404), the reflector gets all objects again: by a list in pages, or
@@ -35,39 +36,41 @@ logger: logging.Logger = logging.getLogger(__name__)
 KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 500
-"""Objects per page of the list, as in Kubernetes' own clients. Pages that are too large shrink."""
+"""Objects per page of the list, as in Kubernetes clients. If a page is too large, fewer objects are
+requested."""
 
 HEALTHY_SECONDS = 12.0
-"""A watch that lasted this long, or received anything, is resumed immediately when it ends, because
-servers end watches every few minutes. A watch that ends earlier is a failure: otherwise, the
-reflector could retry in a hot loop. This time is longer than the request timeout of a session (10
-s), so a server that hangs is also a failure."""
+"""Minimum duration of a watch without events that is resumed immediately when it ends, because
+servers end watches every few minutes. A shorter watch that received nothing is treated as a
+failure, so that the reflector does not retry in a hot loop. This time is longer than the request
+timeout of a session (10 s), so a server that hangs is also treated as a failure."""
 
 _ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _ALL_SENT = "k8s.io/initial-events-end"
 """The annotation of the bookmark after all initial objects."""
 
 _NOT_SUPPORTED = (400, 422)
-"""The status codes of an API server whose feature WatchList is disabled."""
+"""The status codes that an API server returns if the feature WatchList is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced(Generic[KeptT]):
-    """All objects. Objects that the consumer knows but that are missing here have been deleted."""
+    """All objects of the collection. Objects that the consumer knows but that are missing here have
+    been deleted."""
 
     items: list[KeptT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied(Generic[KeptT]):
-    """An object is new, or has changed. The same change may be reported again."""
+    """An object is new or has changed. The same change may be reported again."""
 
     object: KeptT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deleted(Generic[KeptT]):
-    """An object is gone, or no longer matches the selectors. This is its last state."""
+    """An object is gone, or no longer matches the selectors. `object` is its last state."""
 
     object: KeptT
 
@@ -76,7 +79,7 @@ Change = Replaced[KeptT] | Applied[KeptT] | Deleted[KeptT]
 
 
 class Collection(Protocol):
-    """A session's requests for a collection, as the reflector uses them."""
+    """The session's methods that the reflector uses to read a collection."""
 
     async def read_list(
         self,
@@ -93,7 +96,7 @@ class Collection(Protocol):
 
 
 class Reflector(Generic[KeptT]):
-    """Follows one collection with one session. Only one consumer can read the changes."""
+    """Follows one collection with one session. Only one consumer can iterate over the changes."""
 
     def __init__(
         self,
@@ -130,19 +133,19 @@ class Reflector(Generic[KeptT]):
         self.synced: bool = False
         """Whether the collection has been listed once."""
         self.last_error: ApiError | None = None
-        """The reason why the reflector is currently not watching. None if it is watching, or about
-        to."""
+        """The reason why the reflector is currently not watching. None if it is watching or about
+        to watch."""
 
     def silent_seconds(self) -> float:
-        """The time since the server last sent anything, including bookmarks, or kept a new watch
-        open for HEALTHY_SECONDS, in seconds. For health checks."""
+        """The seconds since the server last sent anything, including bookmarks, or kept a new watch
+        open for HEALTHY_SECONDS. Used by health checks."""
         if self._heard_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
     def failing_seconds(self) -> float:
-        """The time for which errors have prevented the reflector from watching, in seconds. 0 if it
-        is watching."""
+        """How many seconds errors have prevented the reflector from watching. 0 if it is
+        watching."""
         if self._failing_since is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._failing_since
@@ -157,8 +160,7 @@ class Reflector(Generic[KeptT]):
                     async for change in watched:
                         yield change
             except (GoneError, ForbiddenError, NotFoundError) as error:
-                # The consumer may drop denied objects, so it needs all objects again after a
-                # denial.
+                # After a denial, the consumer may drop its objects, so it needs all of them again.
                 self._version = None
                 await self._wait(error)
             except ApiError as error:
@@ -177,8 +179,9 @@ class Reflector(Generic[KeptT]):
         return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
 
     async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
-        """Run one watch. Returns if the watch may be resumed immediately, and otherwise raises the
-        reason. The reflector has not recovered until it has received all objects."""
+        """Run one watch, and yield its changes. Return if the watch can be resumed immediately.
+        Otherwise, raise the reason. The reflector has recovered only after it has received all
+        objects."""
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
         all_first = self._version is None
@@ -201,7 +204,8 @@ class Reflector(Generic[KeptT]):
                             self._heard(metadata["resourceVersion"])
                             self.synced = True
                             items = list(first.values())
-                            first.clear()  # the consumer now builds its own table of the objects
+                            # Free the objects, because the consumer gets its own list now.
+                            first.clear()
                             yield Replaced(items=items)
                             del items
                         continue
@@ -221,7 +225,7 @@ class Reflector(Generic[KeptT]):
             if healthy is not None:
                 healthy.cancel()
         if all_first:
-            # The server ends watches after some minutes. A list does not have to finish within one.
+            # The server ends each watch after some minutes, but a list can take longer.
             self._streams = False
             why = "the watch ended before all objects were sent"
             raise UnavailableError.no_response("WATCH", self._path, why=why)
@@ -248,8 +252,7 @@ class Reflector(Generic[KeptT]):
         self._heard_at = asyncio.get_running_loop().time()
 
     def _kept_open(self) -> None:
-        """Record that the server has accepted a watch. Nothing has changed since then, although it
-        has not sent anything."""
+        """Record that a watch without events is healthy, because the server has kept it open."""
         self._heard_at = asyncio.get_running_loop().time()
         self._recovered()
 
@@ -264,8 +267,8 @@ class Reflector(Generic[KeptT]):
         seconds = self._backoff.next_seconds()
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
-        # A single failure of a watch is normal: a server restarts, or a load balancer closes an
-        # idle connection. If the next attempt also fails, a warning is logged.
+        # A single watch failure is normal: a server restarts, or a load balancer closes an idle
+        # connection. Log a warning only if the next attempt also fails.
         level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
         logger.log(
             level,

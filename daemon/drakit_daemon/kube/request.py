@@ -1,9 +1,9 @@
 """
-The two ends of a request to the API server: its path, and the response or the error.
+The path of a request to the API server, and its response or error.
 
-Paths are built from names, and parsed again for error messages: the paths of all groups, versions
-and resources have the same form. The body of a response is read up to a limit, and parsed. Each
-kind of reaction of a caller has its own error class:
+Paths are built from names, and parsed again for error messages. The paths of all groups, versions
+and resources have the same form. The body of a response is read up to a limit, and parsed. There is
+an error class for each way in which a caller may react:
 
     ApiError                    any response that is not a success
       UnauthorizedError         401: the server rejects our token, even after it was read again
@@ -17,8 +17,8 @@ kind of reaction of a caller has its own error class:
       UnavailableError          no response (connection, timeout), or 5xx; ask again later
         UnreadableError         a response that is too large, or that cannot be parsed as JSON
 
-Does not depend on sessions, kinds, timeouts or the HTTP library: the caller passes the chunks. No
-message contains a token, because headers are never shown.
+Does not depend on sessions, kinds, timeouts or the HTTP library: the caller passes the chunks.
+Messages never contain a token, because they do not include headers.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def resource_path(
         parts += ["namespaces", namespace]
     parts += [part for part in (resource, name, subresource) if part is not None]
     if not all(parts):
-        # An empty name would turn a request for one object into one for all of them.
+        # With an empty name, a request for one object would become a request for all objects.
         raise ValueError(f"a part of the path is empty: /{'/'.join(parts)}")
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def parse_path(path: str) -> Target | None:
-    """Parse a path. Return None if the path is not that of a resource (``/version``)."""
+    """Parse a path. Return None if it is not the path of a resource (such as ``/version``)."""
     parts = path.partition("?")[0].strip("/").split("/")
     match parts:
         case ["api", _, *rest] if rest:
@@ -99,13 +99,13 @@ def parse_path(path: str) -> Target | None:
 # ---------------------------------------------------------------- errors
 
 _MAX_MESSAGE_CHARACTERS = 2000
-"""The maximum length of a message. A proxy can return an HTML page, and a validation error can list
+"""Maximum length of a message. A proxy can return an HTML page, and a validation error can list
 every field."""
 
 
 _NOT_PROCESSED = frozenset([0, 401, 429, 503, 504])
-"""Statuses that do not depend on the content of the request. The status of a webhook that fails is
-500."""
+"""Statuses that do not depend on the content of the request. 500 is not included, because it is
+also the status of a failed webhook."""
 
 
 class ApiError(Exception):
@@ -123,7 +123,7 @@ class ApiError(Exception):
         retry_after_seconds: float | None = None,
     ) -> None:
         self.status = status
-        """The HTTP status; 0 if there was no response."""
+        """The HTTP status. 0 if there was no response."""
         self.reason = reason
         """The server's reason, such as ``NotFound``."""
         self.message: str = message[:_MAX_MESSAGE_CHARACTERS]
@@ -135,8 +135,8 @@ class ApiError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the API server, or a webhook that it calls, does not accept the request. Another
-        attempt can succeed only after somebody has changed something."""
+        """Whether the API server, or a webhook that it calls, refused the request. Another attempt
+        can succeed only after somebody has changed something."""
         return self.status not in _NOT_PROCESSED
 
     def sentence(self) -> str:
@@ -153,11 +153,10 @@ class UnauthorizedError(ApiError):
 
 class ForbiddenError(ApiError):
     """
-    Denied by RBAC or by an admission plugin.
+    RBAC or an admission plugin denied the request.
 
     ``verb``, ``resource`` and ``group`` name the missing permission. ``verb`` is None if the cause
-    was not RBAC but, for example, a quota or a policy. In that case, more permissions would not
-    help.
+    is not RBAC but, for example, a quota or a policy. In that case, more permissions do not help.
     """
 
     _RBAC = re.compile(r'cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(.*?)"')
@@ -214,7 +213,7 @@ class TooManyRequestsError(ApiError):
 class UnavailableError(ApiError):
     @classmethod
     def no_response(cls, method: str, path: str, *, why: str) -> Self:
-        """Build the error of a request without a usable response. `why` is a sentence."""
+        """Return the error for a request without a usable response. `why` is a sentence."""
         return cls(status=0, reason="NoResponse", message=why, method=method, path=path)
 
     def sentence(self) -> str:
@@ -249,7 +248,7 @@ def error_of_status(
     code: int | None = None,
     retry_after_seconds: float | None = None,
 ) -> ApiError:
-    """Build the error for a ``Status`` object from a response or from an ERROR event of a watch."""
+    """Return the error for a ``Status`` object from a response or a watch's ERROR event."""
     code = code or int(status.get("code") or 500)
     reason = str(status.get("reason") or "Unknown")
     details: Mapping[str, Any] = status.get("details") or {}
@@ -272,7 +271,7 @@ def error_of_status(
 def error_of_response(
     code: int, body: bytes, *, method: str, path: str, retry_after: str | None = None
 ) -> ApiError:
-    """Build the error for a response with any body. Proxies may return text or an empty body."""
+    """Return the error for a response with any body. A proxy may return text or an empty body."""
     status: dict[str, Any] = {"message": body.decode(errors="replace").strip()}
     try:
         response: Any = orjson.loads(body)
@@ -298,28 +297,30 @@ def _verb(method: str, *, named: bool) -> str:
 # ---------------------------------------------------------------- responses
 
 MAX_RESPONSE_BYTES = 32 * 2**20
-"""The default maximum size of a response."""
+"""Default maximum size of a response."""
 
 
 _MANAGERS = b',"managedFields":['
-"""The last field of an object's metadata (ObjectMeta). Its writers can nest it arbitrarily, because
-the API server stores it unchanged. Within a JSON string, these quotes would be escaped."""
+"""The start of the last field in an object's metadata (ObjectMeta). Clients can nest this field
+arbitrarily, because the API server stores it unchanged. These bytes cannot occur inside a JSON
+string, because quotes are escaped there."""
 
 _AFTER_MANAGERS = re.compile(rb'\](?=\}?,"[A-Za-z]+":)')
-"""The end of a list before another field: of the metadata (custom resources have sorted fields), or
-of the object. Within a JSON string, the quote would end the string, and no name would follow."""
+"""Matches the end of a list that precedes another field of the metadata (custom resources have
+sorted fields) or of the object. It cannot match inside a JSON string: the quote would end the
+string, and no name would follow."""
 
 MAX_ENDS = 10_000
-"""The maximum number of lists in managed fields that are followed by another field. Each costs 4
-us. The fields that the API server writes do not contain such lists."""
+"""Maximum number of lists to try as the end of the managed fields. Each costs 4 us. The managed
+fields that the API server writes do not contain such lists."""
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-"""A string in JSON."""
+"""Matches a JSON string."""
 
 
 def nesting(part: bytes) -> int:
     """
-    Return the depth of a fragment of JSON, which starts and ends outside strings.
+    Return the nesting depth of a JSON fragment that starts and ends outside strings.
 
     The function does not loop over the brackets, because 1.5 MiB of brackets would block everything
     else.
@@ -333,8 +334,8 @@ def parse(data: bytes | bytearray) -> Any:
     """
     Parse JSON while Python's cyclic garbage collector is stopped. Raises orjson.JSONDecodeError.
 
-    The collector would run after every 700 new values, and inspect all of them. For a pod of 1.4
-    MB, that takes longer than the parsing.
+    Otherwise, the collector would run after every 700 new values, and inspect all of them. For a
+    pod of 1.4 MB, that takes longer than the parsing.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -350,8 +351,8 @@ def parse_without_managers(data: bytes | bytearray) -> Any:
     Parse the JSON of an object that cannot be parsed with its `managedFields`. Return None if it
     cannot be parsed without them either.
 
-    We do not need these fields, and anyone who may write an object could make it unreadable with
-    them.
+    These fields are not needed, and anyone who may write an object could use them to make it
+    unreadable.
     """
     rest = _without_managers(bytes(data))
     try:
@@ -403,7 +404,7 @@ async def read_response(
             why = f"it has more than {bound} bytes"
             raise UnreadableError.no_response(method, path, why=why)
     if one_metadata and (end := response.find(_MANAGERS)) >= 0:
-        response[end:] = b"}}]}"  # this ends the metadata, the object, the items and the list
+        response[end:] = b"}}]}"  # close the metadata, the object, the items and the list
     try:
         parsed: Any = parse(response) if response else {}
     except orjson.JSONDecodeError as error:

@@ -1,14 +1,14 @@
 """
-A session with one API server: requests on paths, with plain dictionaries or typed errors as
-results.
+A session with one API server. Requests take a path, and return plain dictionaries or raise typed
+errors.
 
 Every request has a timeout and sends the current credentials. If the server rejects them, the
-session reads them again, once. Nothing else is retried: the caller decides whether and when.
-:mod:`.reflector` follows a collection continuously.
+session reads them again and retries once. Nothing else is retried: the caller decides whether and
+when. :mod:`.reflector` follows a collection continuously.
 
-The file with a pod's token is replaced about every hour, and an exec plugin's token when it
-expires. Both may be revoked at any time. Only a 401 response from the API server shows that. Tokens
-are never logged, and error messages never contain them.
+A pod's token file is replaced about every hour, and an exec plugin's token when it expires. Both
+tokens may be revoked at any time, which only a 401 response from the API server shows. Tokens are
+never logged, and error messages never contain them.
 
 Does not depend on kinds. A session belongs to the event loop that opened it.
 """
@@ -47,11 +47,11 @@ from drakit_daemon.kube.request import (
 logger: logging.Logger = logging.getLogger(__name__)
 
 _CHECK = "; check this address, and that the API server is running"
-"""The remedy of a connection that failed."""
+"""The remedy for a failed connection."""
 
 
 def _connection_problem(error: aiohttp.ClientError | OSError) -> str:
-    """Describe a failed connection, as a predicate of the API server."""
+    """Describe a failed connection, as the end of a sentence that begins with the API server."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return f"cannot be reached: its host name cannot be resolved{_CHECK}"
@@ -82,8 +82,8 @@ def _connection_problem(error: aiohttp.ClientError | OSError) -> str:
 # ---------------------------------------------------------------- credentials
 
 REFRESH_SECONDS = 30.0
-"""The maximum age of credentials. The kubelet replaces a token when a fifth of its lifetime is
-left, which is at least two minutes before it expires."""
+"""Maximum age of credentials. The kubelet replaces a token when a fifth of its lifetime is left,
+which is at least two minutes before it expires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Credentials:
         self._fetch = fetch
         self._value: str | None = None
         self._old_at = float("-inf")
-        """The time from which the value is old (loop clock)."""
+        """The time at which the value becomes old (loop clock)."""
         self._lock = asyncio.Lock()
 
     async def current(self) -> str | None:
@@ -128,8 +128,8 @@ class Credentials:
         return self._value
 
     async def replace(self, refused: str | None) -> bool:
-        """Get the value again immediately, after a 401. Return whether there is a different value
-        to try."""
+        """Get the value again immediately after a 401 response. Return whether there is a different
+        value to try."""
         async with self._lock:
             if self._value == refused:  # otherwise, another request has already replaced it
                 await self._ask(refused=True)
@@ -139,12 +139,13 @@ class Credentials:
         try:
             self._value = await self._fetch(refused)
         except Exception as error:
-            # An old token is better than none; without one, the server responds with 401.
+            # Keep the old token, which may still be valid. Without a token, the server responds
+            # with 401.
             logger.warning(
                 "credentials cannot be reloaded, keeping the old ones",
                 extra={"error": type(error).__name__},
             )
-        # This also applies after a failure, so that an unavailable source is not asked for each
+        # Set this even after a failure, so that an unavailable source is not queried for each
         # request.
         self._old_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
 
@@ -158,9 +159,10 @@ async def find_cluster(
     account: ServiceAccount | None = None,
 ) -> tuple[ClusterAccess, Credentials]:
     """
-    Use the given kubeconfig, otherwise the pod's service account, otherwise the user's kubeconfig.
+    Find the cluster with the given kubeconfig, otherwise with the pod's service account, otherwise
+    with the user's kubeconfig.
 
-    Contexts and overrides apply to kubeconfigs: with them, the service account is not used.
+    A context or overrides apply to a kubeconfig, so with them, the service account is not used.
     """
     account = account or ServiceAccount()
     in_pod = kubeconfig is None and context is None and overrides in (None, Overrides())
@@ -189,14 +191,15 @@ def _read_token(path: Path) -> str:
 
 
 def user_kubeconfig(environ: Mapping[str, str]) -> str:
-    """Return the paths of the user's kubeconfig, which need not exist: those in ``$KUBECONFIG``,
-    otherwise ``~/.kube/config``."""
+    """Return the paths of the user's kubeconfig: those in ``$KUBECONFIG``, otherwise
+    ``~/.kube/config``. The files do not have to exist."""
     return environ.get("KUBECONFIG") or os.path.join(environ.get("HOME", "/root"), ".kube/config")
 
 
 def kubeconfig_exists(paths: str) -> bool:
-    """Return whether one of the paths of a kubeconfig is a file."""
-    # Path.is_file raises an error if the user is not allowed to read the directory.
+    """Return whether any of a kubeconfig's paths is a file."""
+    # Don't use Path.is_file, which raises an error if the user is not allowed to read the
+    # directory.
     return any(map(os.path.isfile, paths.split(os.pathsep)))
 
 
@@ -221,34 +224,34 @@ class Timeouts:
     """The timeouts of the session."""
 
     connect_seconds: float = 3.0
-    """The timeout for a connection: a node without network must notice that before the kubelet's
-    deadline."""
+    """The timeout for a connection. If a node's network is down, the session must notice that
+    before the kubelet's deadline."""
 
     request_seconds: float = 10.0
-    """The timeout for a whole request with its response, unless the caller sets another one."""
+    """The timeout for a request including its response, unless the caller sets another one."""
 
     watch_seconds: int = 300
-    """The server ends a watch after this time, so that watches are distributed over its replicas
-    again."""
+    """How long the server keeps a watch open, so that watches are redistributed over its
+    replicas."""
 
     watch_silence_seconds: float = 70.0
-    """A watch without a byte for this time ends, because its connection may be dead. A server sends
-    a bookmark every minute, or less often while etcd does not report progress (by default, every 10
-    minutes if no object of the kind changes)."""
+    """How long a watch can receive nothing before it ends, because its connection may be dead. A
+    server sends a bookmark every minute, or less often while etcd does not report progress (by
+    default, every 10 minutes if no object of the kind changes)."""
 
 
 _DRY_RUN = {"dryRun": "All"}
 _STRICT = {"fieldValidation": "Strict"}
 
 MAX_REQUESTS = 16
-"""The maximum number of concurrent requests, not including watches. A TLS connection costs 256 KiB
-while it is open, and with 64 connections, 64 reads are not faster (median) than with 16."""
+"""Maximum number of concurrent requests, not including watches. An open TLS connection takes 256
+KiB, and 64 reads are not faster (median) with 64 connections than with 16."""
 
 MAX_LINE = 1 << 20
-"""The maximum length of a line of text."""
+"""Maximum length of a line of text."""
 
 PAGE_SIZE = 100
-"""The number of objects per page. With full slices, a page has 3 MiB of JSON."""
+"""The number of objects per page. A page of full slices is 3 MiB of JSON."""
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -297,7 +300,7 @@ class Session:
         self.namespace: str = access.namespace
         """The namespace of the kubeconfig's context. Empty if the context does not set one."""
         self.http: aiohttp.ClientSession = self._connection.http
-        """The HTTP client of the session, for frameworks that send their own requests (Kopf)."""
+        """The HTTP client of the session, for a framework that sends its own requests (Kopf)."""
 
     async def close(self) -> None:
         await self._connection.close()
@@ -389,7 +392,7 @@ class Session:
                 "force": "true",
             },
             body=body,
-            content_type="application/apply-patch+yaml",  # JSON is YAML
+            content_type="application/apply-patch+yaml",  # JSON is valid YAML
         )
         return response.body
 
@@ -438,7 +441,7 @@ class Session:
         )
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
-        """Get text that can be large, such as metrics, line by line."""
+        """Get a potentially large text, such as metrics, line by line."""
         timeout = aiohttp.ClientTimeout(
             total=self.timeouts.request_seconds, sock_connect=self.timeouts.connect_seconds
         )
@@ -461,8 +464,8 @@ class Session:
         Watch a collection over one connection. Returns when the server ends the watch, or has sent
         nothing for ``watch_silence_seconds``.
 
-        Raises GoneError if the resource version is too old. In this case, list again. Raises
-        UnavailableError if the connection broke. In this case, resume from the last version.
+        Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
+        the connection broke: resume from the last version.
         """
         query = {
             **(params or {}),
@@ -501,7 +504,7 @@ class Session:
         )
         data = None if body is None else orjson.dumps(body)
         try:
-            # The limit does not apply to watches.
+            # Only requests take a place. The limit does not apply to watches.
             async with asyncio.timeout(timeout.total if self._places.locked() else None):
                 await self._places.acquire()
         except TimeoutError:
@@ -536,7 +539,7 @@ class Session:
         content_type: str | None = None,
         accept: str | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request. Yield a successful response, or raise the error of the response."""
+        """Send a request. Yield the response if it is successful. Otherwise, raise its error."""
         headers: dict[str, str] = {}
         if data and content_type:
             headers["Content-Type"] = content_type
@@ -551,7 +554,7 @@ class Session:
                     data=data,
                     headers=headers,
                     timeout=timeout,
-                    allow_redirects=False,  # a token must not follow a redirect
+                    allow_redirects=False,  # don't send the token to another server
                     server_hostname=self._connection.server_hostname,
                 )
             async with response:
@@ -574,7 +577,7 @@ class Session:
                 why = f"did not respond within {seconds:g} s{_CHECK}"
             raise self._no_response(method, path, why) from None
         except (aiohttp.ClientError, OSError) as error:
-            # The cause is not chained: the representation of some aiohttp errors contains our
+            # Don't chain the cause: the representation of some aiohttp errors contains the request
             # headers.
             raise self._no_response(method, path, _connection_problem(error)) from None
 
@@ -585,8 +588,8 @@ class Session:
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware for all requests. It sends the current token. After a 401 response, it retries
-        once with a new token."""
+        """Add the current token to each request. After a 401 response, retry once with a new
+        token."""
         value = await self._credentials.current()
         if value is not None:
             request.headers["Authorization"] = value

@@ -1,8 +1,8 @@
 """
-Kubernetes' own allocator, in the cluster's release: it decides whether claims fit.
+Runs Kubernetes' own allocator, in the cluster's release, to determine whether claims fit.
 
-The program of a minor release runs the queries (``operator/cel``). If no program is installed, or
-the program has no result, the verdict is undecided.
+There is a program for each minor version of Kubernetes (``operator/cel``), which runs the queries.
+If the program is not installed, or does not return a result, the verdict is undecided.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Allocator:
     """
     Runs queries with the program of the cluster's release.
 
-    Not thread-safe. Runs one query at a time. Must be closed.
+    Not thread-safe: runs one query at a time. Must be closed.
     """
 
     def __init__(self, find: Callable[[str], Path | None] = find_release) -> None:
         """
-        :param find: returns the program for a minor release, such as 1.37, if it is installed.
+        :param find: returns the program for a minor version, such as 1.37, if it is installed.
         """
         self._find = find
         self._helper: Helper | None = None
         self._release = ""
         self._gates: Mapping[str, bool] | None = None
         self.problem: str = ""
-        """The reason why the program did not run the last query, or had no result for it."""
+        """The reason why the program did not run the last query, or did not return a result."""
 
     def use(self, gates: Mapping[str, bool] | None) -> bool:
         """Use these feature gates from now on. None means the defaults of the release. Return
@@ -54,8 +54,8 @@ class Allocator:
 
     def answer(self, query: Query) -> Verdict:
         """Return the allocator's verdict. This may take seconds."""
-        # For an unknown release, the newest installed allocator decides. For a release that is
-        # older than all of them, the oldest one does.
+        # If the release is unknown, use the newest installed allocator. If it is older than all
+        # allocators, use the oldest one.
         releases = list(DEFAULT_GATES)[::-1]
         if (minor := query.minor) is not None:
             releases = [f"1.{max(minor, OLDEST_MINOR)}"]

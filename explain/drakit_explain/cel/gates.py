@@ -1,9 +1,9 @@
 """
-Reads the feature gates of a cluster that change the meaning of a CEL selector, or the behavior of
-the scheduler's allocator.
+Reads a cluster's feature gates that change the meaning of a CEL selector or the behavior of the
+scheduler's allocator.
 
 The API server's metrics contain its gates. The scheduler, which evaluates selectors, normally has
-the same gates. No other part of the API shows them: its schemas include the fields of disabled
+the same gates. Nothing else in the API shows them: the schemas include the fields of disabled
 gates.
 """
 
@@ -20,11 +20,11 @@ from drakit_explain.selectors import FeatureGates
 PATH = "/metrics"
 
 READ_SECONDS = 15.0
-"""The longest wait for the metrics. A large API server needs seconds to write them."""
+"""How long to wait for the metrics. An API server with many of them needs seconds to write them."""
 
 MAX_BYTES = 64 << 20
-"""The maximum number of bytes that are read before the gates. Metrics are sorted, and the gates are
-in the middle."""
+"""Maximum number of bytes to read before the gates. The metrics are sorted, so the gates are in the
+middle."""
 
 METRIC = b"kubernetes_feature_enabled"
 _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
@@ -65,7 +65,7 @@ DEFAULT_GATES: Mapping[str, frozenset[str]] = {
     "1.37": _ON_IN_1_36,
     "1.38": _ON_IN_1_36,  # as of 1.38.0-alpha.0
 }
-"""The gates in `ALLOCATOR_GATES` that are enabled by default, keyed by minor release (Kubernetes'
+"""The gates in `ALLOCATOR_GATES` that are enabled by default, keyed by minor version (Kubernetes'
 ``pkg/features/kube_features.go``)."""
 
 
@@ -83,7 +83,7 @@ class TextReader(Protocol):
 
 def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
     """
-    Select the gates that affect selectors from all gates of an API server.
+    Select the gates that affect selectors, from all gates of an API server.
 
     A missing gate is disabled, because this version of Kubernetes does not have it.
     """
@@ -94,13 +94,14 @@ def gates_of(enabled: Mapping[str, bool]) -> FeatureGates:
 
 
 def allocator_gates(enabled: Mapping[str, bool]) -> dict[str, bool]:
-    """Select the gates that can change a verdict from all gates of an API server."""
+    """Select the gates that can change a verdict, from all gates of an API server."""
     return {name: enabled.get(name, False) for name in ALLOCATOR_GATES}
 
 
 def rules_work(enabled: Mapping[str, bool]) -> bool:
     """Return whether DeviceTaintRules have an effect, given all gates of an API server. In
-    Kubernetes 1.34, they do not have a separate gate. A later release may not have a gate."""
+    Kubernetes 1.34, they do not have a separate gate, and in a later release, the gate may be
+    removed."""
     return enabled.get("DRADeviceTaintRules", enabled.get("DRADeviceTaints", True))
 
 
@@ -113,8 +114,8 @@ async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, boo
     """
     Read all gates of the API server, or of another component with these metrics, keyed by name.
 
-    :raises GatesUnknownError: the metrics contain no gates.
-    :raises ApiError: it does not respond, or its metrics may not be read.
+    :raises GatesUnknownError: the metrics do not contain gates.
+    :raises ApiError: the component does not respond, or its metrics may not be read.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):

@@ -1,13 +1,13 @@
 """
 The helper program ``drakit-cel``: Kubernetes' own CEL compiler and allocator, used over a pipe.
 
-There is a build for each minor release of Kubernetes (``drakit-cel-1.37``).
+There is a build for each minor version of Kubernetes (``drakit-cel-1.37``).
 
 Each message in either direction is one line of JSON (``operator/cel/main.go``). The program is
 stateless: if it dies, hangs or returns a malformed response, it is replaced, and the query is sent
-once more. A new process must first respond to an empty query. Therefore, a failure has one of two
-causes. If it is the program, the next start waits for a backoff. If it is the query, other queries
-still get responses.
+once more. A new process must first respond to an empty query, which shows whether the program or
+the query is the cause of a failure. If it is the program, the next start is delayed by a backoff.
+If it is the query, other queries still get responses.
 
 Does not depend on slices or claims.
 """
@@ -36,37 +36,38 @@ from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 NAME = "drakit-cel"
 
 INCLUDED = Path(__file__).with_name("programs")
-"""The programs in a platform-specific wheel (`tools/wheel.py`). Other installations do not have
-them."""
+"""The directory of the programs in a platform-specific wheel (`tools/wheel.py`). Other
+installations do not have it."""
 
 _MINORS = tuple(DEFAULT_GATES)
 
 RESPONSE_SECONDS = 5.0
-"""The longest wait for a response. Most take milliseconds, and the program itself gives up after 2
-s. Meanwhile, all other queries wait as well."""
+"""How long to wait for a response. Most take milliseconds, and the program itself gives up after 2
+s. Meanwhile, all other queries wait."""
 
 COMPILE_SECONDS = 0.03
-"""The maximum time to compile one selector."""
+"""Maximum time to compile one selector."""
 
 MAX_EXPRESSIONS = 100
-"""The maximum number of expressions in one query."""
+"""Maximum number of expressions in one query."""
 
 FIRST_PAUSE_SECONDS = 1.0
-"""The pause after a failed start. It doubles with each further failure."""
+"""The initial backoff after a failed start. It doubles with each further failure."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 
 QUESTION_SECONDS = 300.0
-"""The pause before a query that ended two processes, or had no response in time, is repeated."""
+"""How long to wait before repeating a query that ended two processes, or did not get a response in
+time."""
 
 MAX_ANSWER = 64 << 20
-"""The maximum size of a response. A response about 2,000 devices has a few kilobytes."""
+"""Maximum size of a response. A response about 2,000 devices has a few kilobytes."""
 
 CHUNK = 1 << 16
 
 ENVIRONMENT = {"GOGC": "50"}
-"""Environment variables of the program, unless our environment sets them. Go collects garbage more
-often, which costs little: 80,000 devices take 9 MiB less."""
+"""Environment variables for the program, unless the environment already sets them. Go collects
+garbage more often, which costs little, and 80,000 devices take 9 MiB less."""
 
 PROBE = {"reads": {"expressions": list[str]()}}
 """A query to which every working program responds immediately."""
@@ -75,16 +76,16 @@ Parsed = TypeVar("Parsed")
 
 
 class HelperError(Exception):
-    """The helper has no result. The message contains the reason."""
+    """The helper did not return a result. The message contains the reason."""
 
     def __init__(self, text: str, *, retry_seconds: float) -> None:
         super().__init__(text)
         self.retry_seconds: float = retry_seconds
-        """The time after which the same query may have a result."""
+        """How long to wait until the same query may get a result."""
 
 
 class QueryError(HelperError):
-    """The helper works, but two processes had no response to this query."""
+    """The helper works, but two processes failed to respond to this query."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
@@ -98,11 +99,11 @@ def find_helper(
     minor: str = "", environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
     """
-    Find the program for a minor release of Kubernetes, such as 1.37. If there is none, find another
-    one.
+    Find the program for a minor version of Kubernetes, such as 1.37. If it is not installed, find
+    another one.
 
-    The other program is the one that ``DRAKIT_CEL`` names, ``drakit-cel`` on the ``PATH``, or the
-    program of the newest release, because an image can contain fewer programs than ``DRAKIT_CEL``
+    The other program is the one in ``DRAKIT_CEL``, ``drakit-cel`` on the ``PATH``, or the program
+    for the newest release, because an image can contain fewer programs than ``DRAKIT_CEL``
     suggests.
     """
     if minor and (program := find_release(minor, environ, included=included)) is not None:
@@ -117,8 +118,8 @@ def find_helper(
 def find_release(
     minor: str, environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
-    """Find the program for exactly this minor release: next to the one that ``DRAKIT_CEL`` names,
-    in this package, or on the ``PATH``."""
+    """Find the program for exactly this minor version: next to the one in ``DRAKIT_CEL``, in this
+    package, or on the ``PATH``."""
     name = f"{NAME}-{minor}"
     if named := environ.get("DRAKIT_CEL"):
         program = Path(named).with_name(name)
@@ -128,7 +129,7 @@ def find_release(
 
 
 class Helper:
-    """One helper process, started on first use. Not thread-safe: one query at a time."""
+    """One helper process, started on first use. Not thread-safe: runs one query at a time."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class Helper:
     def reads(
         self, expressions: Sequence[str], *, seconds: float = SELECTOR_SECONDS
     ) -> list[Reads]:
-        """Return the fields that expressions read. ``seconds`` is the longest wait for the
+        """Return the fields that expressions read. ``seconds`` is the time limit for the
         response."""
         found: list[Reads] = []
         for start in range(0, len(expressions), MAX_EXPRESSIONS):
@@ -177,7 +178,7 @@ class Helper:
         *,
         seconds: float = SELECTOR_SECONDS,
     ) -> list[SelectorResult]:
-        """Evaluate a valid expression for each device. ``seconds`` is the longest wait for the
+        """Evaluate a valid expression for each device. ``seconds`` is the time limit for the
         response."""
         query = {"expressions": [expression], "devices": list(devices)}
         line = self._encoded({"select": query})
@@ -190,7 +191,7 @@ class Helper:
 
         :param query: JSON in the format of ``operator/cel/verdict.go``.
 
-        :raises QueryError: the query is too large, or the helper has no response to it, for
+        :raises QueryError: the query is too large, or the helper does not respond to it, for
             example because it takes too much memory or time.
         :raises HelperError: the helper does not respond to any query.
         """
@@ -210,7 +211,7 @@ class Helper:
         )
 
     def _encoded(self, query: Mapping[str, Any]) -> bytes:
-        """Return a query as a line. Raises QueryError if it is nested too deeply."""
+        """Encode a query as a line. Raises QueryError if it is nested too deeply."""
         try:
             return orjson.dumps(query, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
@@ -223,7 +224,8 @@ class Helper:
         process = self._process or self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
-        except TimeoutError as error:  # this process has responded to all earlier queries
+        # The query is the cause, because this process has responded to all earlier ones.
+        except TimeoutError as error:
             self.close()
             with suppress(HelperError):  # start now, so that the next query does not wait for it
                 self._start()
@@ -231,8 +233,8 @@ class Helper:
         except OSError as error:
             self.close()
             first = error
-        # The process may have died long before, so only the response of a new process is
-        # conclusive.
+        # The process may have died before this query, so only a new process shows whether the query
+        # is the cause.
         process = self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
@@ -241,7 +243,7 @@ class Helper:
             raise QueryError(f"{self._program}: {second}; before that: {first}") from second
 
     def close(self) -> None:
-        """Stop the process, if it runs. The next query starts another one."""
+        """Stop the process if it is running. The next query starts another one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -258,7 +260,8 @@ class Helper:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start a process that responds, unless the last start failed recently."""
+        """Start a process, and check that it responds. Raise an error if the last start failed
+        recently."""
         left = self._start_at - time.monotonic()
         if left > 0:
             raise HelperError(self._problem, retry_seconds=left)

@@ -3,8 +3,8 @@ Evaluates selectors with a Python library, if the helper program is not installe
 
 The library (``cel-expr-python``, a binding of Google's C++ CEL) does not have Kubernetes'
 extensions: quantities, semantic versions and its string functions. An expression that needs them is
-reported as *not evaluated*. So is an expression for which the library returns an error that
-Kubernetes might not return.
+reported as *not evaluated*. The same applies if the library returns an error that Kubernetes might
+not return.
 
 Does not depend on slices or claims.
 """
@@ -39,7 +39,8 @@ class Library:
         self._gates = FeatureGates()
 
     def use(self, gates: FeatureGates) -> None:
-        """Evaluate with these feature gates from now on. The library never supports lists."""
+        """Evaluate with these feature gates from now on. Regardless of the gates, the library does
+        not support list attributes."""
         if gates != self._gates:
             self._gates = gates
             self._compile.cache_clear()
@@ -64,7 +65,8 @@ class Library:
 
     def _compiled(self, expression: str) -> Any:
         if not self._gates.consumable_capacity and _SHAREABLE in expression:
-            return None  # Kubernetes does not have such a field, so its compiler reports the error
+            # Kubernetes does not have this field then, so its compiler rejects the expression.
+            return None
         try:
             return self._environment.compile(expression)
         except Exception:  # the library does not define an error class
@@ -91,7 +93,7 @@ def _variables(device: Mapping[str, Any], domains: set[str]) -> Mapping[str, Any
     """Build the variable ``device``, or return None if it has values that the library does not
     support."""
     driver = device["driver"]
-    # As in Kubernetes, an unknown domain is an empty map.
+    # An unknown domain is an empty map, as in Kubernetes.
     attributes: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
     for name, typed in device["attributes"].items():
         domain, identifier = _split(name, driver)
@@ -123,6 +125,6 @@ def _value(typed: Mapping[str, Any]) -> Any:
 
 
 def _opaque(value: str) -> bytes:
-    """Return a value that does not equal any string and has no functions, like a quantity or
-    version."""
+    """Return a value that, like a quantity or version, does not equal any string. It does not
+    support any functions."""
     return value.encode()

@@ -5,7 +5,7 @@ To write a spec, :mod:`.spec` builds it from edits, with the lowest version that
 :mod:`.directory` serializes it and manages the files. To read specs, :mod:`.text` parses files, and
 :mod:`.lint` finds the problems of specs and of directories, which it resolves as runtimes do. Both
 use the rules of :mod:`.fields` and :mod:`.checks`. The node plugin decides which claims have a
-file, and when it removes the file.
+file, and when to remove it.
 
 Does not depend on claims, drivers, Kubernetes, or a container runtime's configuration.
 """

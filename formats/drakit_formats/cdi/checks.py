@@ -1,10 +1,10 @@
 """
-Checks of values in a CDI spec: problems and their paths, names, and checks for strings, numbers,
-lists and objects, which :mod:`.fields` combines.
+Checks values in a CDI spec: names, strings, numbers, lists and objects. :mod:`.fields` combines the
+checks into those of whole specs.
 
 An *error* is rejected by a runtime, prevents a container from starting, or is forbidden by the
-specification. A *warning* works, but probably not as intended. A runtime rejects the whole file for
-one invalid name, so names are checked before a write.
+specification. A value with a *warning* works, but probably not as intended. A runtime rejects the
+whole file for one invalid name, so names are checked before a file is written.
 
 A check inspects one value and adds its problems to a list, so that one pass finds all problems.
 Like the runtimes' own reader, the checks treat a null field as absent. A null in a list is an
@@ -23,8 +23,7 @@ from typing import Any, Literal, TypeAlias, cast
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS = 80
-"""The maximum length of a value in a message, because messages appear in Events and on
-terminals."""
+"""Maximum length of a value in a message. Messages appear in Events and on terminals."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
@@ -39,7 +38,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One problem of a spec."""
+    """One problem in a spec."""
 
     file: str = ""
     """The path of the spec's file, or of a directory. Empty if the spec was not read from a
@@ -50,7 +49,7 @@ class Problem:
 
     severity: Severity
     text: str
-    """The problem of the field, as the end of a sentence that begins with the field."""
+    """The problem with the field, as the end of a sentence that begins with the field."""
 
     def __str__(self) -> str:
         where = " ".join(part for part in (self.file and f"{self.file}:", self.path) if part)
@@ -63,12 +62,13 @@ def has_errors(problems: Iterable[Problem]) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """Return the JSON type of a value. For other Python types, return their names."""
+    """Return the JSON type of a value, or the name of its Python type if JSON does not have one for
+    it."""
     return _KINDS.get(type(value)) or type(value).__name__
 
 
 def shown(value: object) -> str:
-    """Format a value for a message: on one line, and of limited length."""
+    """Format a value for a message, on one line and with limited length."""
     try:
         text = repr(value)
     except ValueError:  # Python does not format numbers with thousands of digits
@@ -102,7 +102,7 @@ def split_kind(kind: str) -> tuple[str, str]:
 
 
 def check_device_name(name: str) -> None:
-    """Raise an error for a name that runtimes reject."""
+    """Raise an error if runtimes reject a device name."""
     if not _DEVICE_NAME.fullmatch(name):
         raise InvalidNameError(
             f"CDI device name {name!r} must begin and end with a letter or digit, and contain "
@@ -139,7 +139,7 @@ Check: TypeAlias = Callable[[object, str, Found], None]
 """Checks the value at a path, and adds its problems."""
 
 Rule: TypeAlias = Callable[[str], str | None]
-"""Returns the problem of a string, as the end of a sentence, or None if the string is valid."""
+"""Returns the problem with a string, as the end of a sentence, or None if the string is valid."""
 
 
 def add(found: Found, path: str, severity: Severity, text: str) -> None:
@@ -150,8 +150,8 @@ def add(found: Found, path: str, severity: Severity, text: str) -> None:
 def text(
     rule: Rule | None = None, *, advice: Rule | None = None, may_be_empty: bool = False
 ) -> Check:
-    """Return a check of a string with two rules. `rule` returns an error, unless the string is
-    empty and `may_be_empty` is set. `advice` returns a warning."""
+    """Return a check that applies two rules to a string. `rule` returns an error, unless the string
+    is empty and `may_be_empty` is set. `advice` returns a warning."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
@@ -181,7 +181,8 @@ def _unreadable(value: str) -> str | None:
 def number(
     least: int, most: int, *, octal: bool = False, advice: Callable[[int], str | None] | None = None
 ) -> Check:
-    """Return a check of an integer and its range. `octal` means that users write it in octal."""
+    """Return a check that a value is an integer in a range. `octal` means that users write the
+    integer in octal."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -197,7 +198,7 @@ def number(
 def _out_of_range(value: int, least: int, most: int, *, octal: bool) -> str:
     if not octal:
         return f"must be from {least} to {most}, not {shown(value)}"
-    # JSON has no octal numbers, and writing 660 for an octal mode is a common mistake.
+    # JSON does not have octal numbers. Writing 660 for an octal mode is a common mistake.
     is_octal = value in range(778) and not {"8", "9"} & set(str(value))
     meant = f"; if you meant octal, write {int(str(value), 8)}" if is_octal else ""
     return f"must be from {least} to {most} (octal {most:o}), not {shown(value)}{meant}"
@@ -259,7 +260,7 @@ class Record:
 
 
 def _meant(name: object, fields: Mapping[str, Check]) -> str:
-    from difflib import get_close_matches  # needed only if there is a problem
+    from difflib import get_close_matches  # import lazily, because it is needed only for a problem
 
     by_lower = {field.lower(): field for field in fields}
     close = get_close_matches(str(name)[:64].lower(), by_lower, n=1, cutoff=0.75)

@@ -1,12 +1,12 @@
 """
-The directory of generated CDI files. Writes are atomic, and files of other programs remain
+The directory of generated CDI files. Writes are atomic, and the files of other programs are left
 unchanged.
 
 Runtimes watch the directory and can read each ``*.json`` file in it at any moment. Therefore, a
 file is written under a temporary name, which runtimes ignore, and then renamed.
 
 A node plugin verifies the files of a whole pod within milliseconds, so this module uses system
-calls and few objects. Functions block, so a daemon calls them in a thread. Does not depend on
+calls and few objects. The functions block, so a daemon calls them in a thread. Does not depend on
 claims.
 """
 
@@ -28,12 +28,12 @@ _ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ATTEMPTS = 3
-"""The number of attempts to write a file. A new node plugin of the same driver may remove the
-temporary file of the old one, and an admin may remove the directory (/run is a tmpfs)."""
+"""Maximum number of attempts to write a file. A new node plugin of the same driver may remove the
+old plugin's temporary file, and an admin may remove the directory (/run is a tmpfs)."""
 
 
 class DamagedSpecError(ValueError):
-    """One of our files no longer contains a CDI spec."""
+    """A file in the directory is not a CDI spec."""
 
 
 def dump_spec(spec: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ class SpecDirectory:
         Use a directory, which does not have to exist yet.
 
         `durable` means that a written file survives a power failure. A caller that compares all
-        files after a boot does not need that, and saves a flush for each file.
+        files after each boot does not need that, and saves a flush per file.
         """
         self.path = path
         self._folder = str(path)
@@ -100,7 +100,7 @@ class SpecDirectory:
         """
         Return the content of a file, or None if the file does not exist.
 
-        Bytes that are not UTF-8 are replaced; the parser then reports the damage.
+        Bytes that are not UTF-8 are replaced, so the parser reports the damage.
         """
         try:
             return _read(self._target(file_name)).decode(errors="replace")
@@ -123,7 +123,8 @@ class SpecDirectory:
         return tuple(sorted(found))
 
     def clean_temporary(self, prefix: str) -> None:
-        """Remove temporary files with this prefix that a crash during a write has left."""
+        """Remove temporary files with this prefix that were left behind by a crash during a
+        write."""
         for name in self._listing():
             match = _TEMPORARY.fullmatch(name)
             if match and match["name"].startswith(prefix):
@@ -145,13 +146,14 @@ class SpecDirectory:
     def _replace(self, file_name: str, data: bytes) -> None:
         temporary = f"{self._folder}/.{file_name}.{secrets.token_hex(4)}.drakit"
         try:
-            # CDI files have mode 0644, because a runtime may read them without being root.
+            # Create the file with mode 0644, because a runtime may not run as root.
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
-                os.fchmod(descriptor, 0o644)  # independent of the umask
+                os.fchmod(descriptor, 0o644)  # set the mode regardless of the umask
                 file.write(data)
                 if self._durable:
-                    # Without this, a power failure may leave an empty file under the final name.
+                    # Without the flush, a power failure may leave an empty file under the final
+                    # name.
                     os.fsync(descriptor)
             os.rename(temporary, f"{self._folder}/{file_name}")
         except BaseException:
@@ -163,7 +165,7 @@ class SpecDirectory:
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # One byte more than the size, so that a single read also reaches the end.
+        # Read one byte more than the size, so that a single read also detects the end of the file.
         size = os.fstat(descriptor).st_size + 1
         chunks: list[bytes] = []
         while chunk := os.read(descriptor, size):

@@ -1,10 +1,10 @@
 """
-The fields of a CDI spec and their rules: version 1.1 of the specification.
+The fields of a CDI spec and their rules, from version 1.1 of the specification.
 
 The same tables check edits while they are written (:mod:`.spec`), and files of other programs
 (:mod:`.lint`). The rules come from the reference library, tags.cncf.io/container-device-interface
 1.1.1 (``pkg/cdi``, ``pkg/parser``), from the text of the specification, and from OCI runtimes,
-which apply the edits. tests/data/cdi contains a file for each rule, and describes where runtimes
+which apply the edits. tests/data/cdi contains a file for each rule, and documents where runtimes
 accept more.
 
 A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
@@ -58,10 +58,10 @@ _VENDOR_CHARACTERS = 253
 _CLASS_CHARACTERS = 63
 _ANNOTATION_NAME_CHARACTERS = 63
 _CLOS_ID_BYTES = 4096
-"""The reference library's limit, which is the longest path."""
+"""The reference library's limit, which is the maximum length of a path."""
 
 _INTERFACE_BYTES = 15
-"""Linux limits names to IFNAMSIZ, without the null byte."""
+"""The maximum length of an interface name in Linux: IFNAMSIZ without the null byte."""
 
 
 def _kind_rule(value: str) -> str | None:
@@ -152,7 +152,7 @@ def _hook_name_rule(value: str) -> str | None:
 
 
 def _clos_id_rule(value: str) -> str | None:
-    if value == "/":  # the class of the root directory
+    if value == "/":  # the root directory is a class
         return None
     if value in (".", "..") or "/" in value or "\n" in value:
         return f"must be a file's name, or '/', not {shown(value)}"
@@ -188,11 +188,11 @@ _GID = 2**31 - 1
 
 _INT32 = 2**31 - 1
 _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
-"""The limits of Linux (``linux/kdev_t.h``)."""
+"""The limits of device numbers in Linux (``linux/kdev_t.h``)."""
 
 _FILE_MODE = 0o777
 _ANNOTATION_BYTES = 256 * 1024
-"""The maximum size of all keys and values together, as in Kubernetes."""
+"""Maximum size of all keys and values together, as in Kubernetes."""
 
 
 def _values(elements: list[Any], field: str) -> list[Any]:
@@ -201,7 +201,7 @@ def _values(elements: list[Any], field: str) -> list[Any]:
 
 
 def _twice(values: list[Any]) -> list[str]:
-    # Missing values and values of a wrong type are reported elsewhere.
+    # Skip missing values and values of the wrong type, because other checks report them.
     texts = [value for value in values if isinstance(value, str) and value]
     return [text for text, count in Counter(texts).items() if count > 1]
 
@@ -224,7 +224,7 @@ def _env(elements: list[Any], path: str, found: Found) -> None:
 
 def _device_node(node: dict[str, Any], path: str, found: Found) -> None:
     if node.get("minor") and not node.get("major"):
-        # If there is no major, the reference library sets both numbers to those of the host's
+        # If major is missing, the reference library sets both numbers to those of the host's
         # device.
         wrong = "is ignored by runtimes, because major is missing"
         add(found, f"{path}.minor", "warning", wrong)
@@ -237,8 +237,8 @@ def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
         if isinstance(source, str) and source and (wrong := _path_rule(source)):
             add(found, f"{path}.hostPath", "error", wrong)
     elif mount.get("type") in (None, "", "none", "bind"):
-        # OCI runtimes evaluate only the options, and the kernel does not have file systems with
-        # these names.
+        # OCI runtimes look only at the options. Without 'bind' or 'rbind' there, they would mount a
+        # file system of this type, which does not exist.
         wrong = "must include 'bind' or 'rbind', unless a file system type is set"
         add(found, f"{path}.options", "error", wrong)
 
@@ -281,7 +281,7 @@ def _device(device: dict[str, Any], path: str, found: Found) -> None:
 
 
 def _edits_anything(edits: dict[str, Any]) -> bool:
-    # An empty `intelRdt` is an edit: the container gets its own group.
+    # An empty `intelRdt` is also an edit: it gives the container its own group.
     return edits.get("intelRdt") is not None or any(
         entry for name, entry in edits.items() if name != "intelRdt"
     )

@@ -1,13 +1,14 @@
 """
-The linter: finds all problems of a spec, or of the directories of CDI files as runtimes read them.
+The linter finds all problems in a spec, or in directories of CDI files, which it reads as runtimes
+do.
 
 :mod:`.fields` contains the rules for fields, and :mod:`.spec` those for versions. tests/data/cdi
-contains a file for each problem.
+    contains a file for each problem.
 
-A directory later in the list has priority over the earlier ones. A device that two files of one
-directory define is ignored, and a file of a later directory does not restore it: runtimes remove it
-at the end (``pkg/cdi/cache.go`` of the reference library). A file with an error is skipped, because
-runtimes reject it.
+A directory later in the list has priority over the earlier ones. If two files in one directory
+define the same device, runtimes ignore it, even if a file in a later directory also defines it,
+because they remove it at the end (``pkg/cdi/cache.go`` of the reference library). A file with an
+error is skipped, because runtimes reject it.
 
 Functions that read directories block.
 """
@@ -47,7 +48,7 @@ class SpecFile:
     """The parsed content, of any type. None if the file could not be read."""
 
     problems: tuple[Problem, ...]
-    """The problems of this file, without conflicts with other files."""
+    """The problems in this file, not including conflicts with other files."""
 
     @property
     def devices(self) -> dict[str, str]:
@@ -73,7 +74,7 @@ class Directories:
     """The devices that runtimes find, keyed by qualified name, each with its file."""
 
     problems: tuple[Problem, ...]
-    """The problems of all files and directories, including conflicts."""
+    """The problems in all files and directories, including conflicts."""
 
 
 def read_directories(paths: Iterable[Path | str], *, check: CheckSpec) -> Directories:
@@ -170,7 +171,7 @@ def _problem_of(file: SpecFile, device: str, text: str, *, severity: Severity = 
 
 
 def lint_spec(spec: object) -> list[Problem]:
-    """Find all problems of a spec that was parsed from JSON or YAML."""
+    """Return all problems in a spec that was parsed from JSON or YAML."""
     found: Found = []
     check_spec(spec, "", found)
     check_version(spec, found)
@@ -179,8 +180,7 @@ def lint_spec(spec: object) -> list[Problem]:
 
 def lint_directories(paths: Iterable[Path | str] = DEFAULT_DIRECTORIES) -> list[Problem]:
     """
-    Find all problems of directories of CDI files. The directory with the lowest priority is the
-    first.
+    Return all problems in directories of CDI files. The first directory has the lowest priority.
 
     Blocks. A directory that does not exist is not a problem; an unreadable one is.
     """

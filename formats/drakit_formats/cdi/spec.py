@@ -1,16 +1,16 @@
 """
-Builds a CDI spec from a driver's edits: checked, and with the lowest version that works. An older
-runtime rejects a file of a newer version, and every runtime rejects a file with fields that its
-version does not have.
+Builds a CDI spec from a driver's edits. The spec is checked, and has the lowest version that works:
+an older runtime rejects a file with a newer version, and every runtime rejects a file with fields
+that the file's version does not have.
 
 Edits come from vendors, so they can contain anything. Each field is checked while it is written, by
 the tables of :mod:`.fields` that also check the files of other programs. The linter finds no
-problems in a built spec, so the spec is not checked again. Warnings of the linter are errors here,
-because the driver's author can fix them.
+problems in a built spec, so the spec is not checked again. The linter's warnings are errors here,
+because the driver's author can fix their causes.
 
 Names of devices that other CDI files define are also checked, but are not part of the spec: the
-runtime gets them in addition to the names of our devices. The same applies to the identities of
-device nodes, which only the node plugin compares.
+runtime gets them in addition to the names of the devices in the spec. The same applies to the
+identities of device nodes, which only the node plugin compares.
 
 CDI requires that a device has at least one edit. A device without edits, which claims may merely
 reserve, gets the environment variable ``DRAKIT_DEVICE_<NAME>`` with its qualified name. The
@@ -59,7 +59,7 @@ _VERSIONS = (
 """All published versions, oldest first."""
 
 _EARLIEST = "0.3.0"
-"""Runtimes do not read earlier versions."""
+"""The earliest version that runtimes read."""
 
 _AGE = {version: age for age, version in enumerate(_VERSIONS)}
 
@@ -79,7 +79,7 @@ def check_version(spec: object, found: Found) -> None:
     """Check the ``cdiVersion`` of a spec: it may be unknown, too low, or higher than needed."""
     given = _or_empty(spec, _NO_FIELDS).get("cdiVersion")
     if not isinstance(given, str) or not given:
-        return  # reported with the fields
+        return  # the check of the fields reports the problem
     version = given.removeprefix("v")
     if version not in _AGE:
         known = f"{_EARLIEST} to {_VERSIONS[-1]}"
@@ -100,14 +100,16 @@ def check_version(spec: object, found: Found) -> None:
     if _AGE[version] < _AGE[_EARLIEST]:
         text = f"is too low: runtimes read {_EARLIEST} and newer, but this is {version}"
         add(found, "cdiVersion", "error", text)
-    elif _AGE[needed] < _AGE[version] and not has_errors(found):  # otherwise unknown
+    # With errors, the needed version is uncertain.
+    elif _AGE[needed] < _AGE[version] and not has_errors(found):
         text = f"is higher than needed: with {needed} instead of {version}, older runtimes read it"
         add(found, "cdiVersion", "warning", text)
 
 
 def _needs(spec: object) -> list[tuple[str, str]]:
     """
-    Return the fields that need more than the earliest version, as pairs of version and field.
+    Return the fields that need a later version than the earliest one, as pairs of version and
+    field.
 
     The rules are those of the reference library (``specs-go/version.go``).
     """
@@ -145,7 +147,7 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
     if edits.get("intelRdt") is not None:
         rdt = _or_empty(edits["intelRdt"], _NO_FIELDS)
         needs.append(("0.7.0", f"{path}intelRdt"))
-        # As in the reference library, an empty list also needs this version.
+        # An empty list also needs this version, as in the reference library.
         if rdt.get("schemata") is not None:
             needs.append(("1.1.0", f"{path}intelRdt.schemata"))
         if rdt.get("enableMonitoring"):
@@ -160,10 +162,10 @@ def _or_empty(value: object, empty: ValueT) -> ValueT:
 # ---------------------------------------------------------------- edits
 
 Spec: TypeAlias = dict[str, Any]
-"""A CDI spec as in its JSON file."""
+"""A CDI spec, with the same structure as its JSON file."""
 
 MAX_IDENTITY = 256
-"""The maximum length of the identity of a device node. The checkpoint stores it with each claim."""
+"""Maximum length of the identity of a device node. The checkpoint stores it with each claim."""
 
 _TYPES: Mapping[str, type] = {
     "": Edits,
@@ -173,12 +175,11 @@ _TYPES: Mapping[str, type] = {
     "mounts": Mount,
     "intelRdt": IntelRdt,
 }
-"""The types of edits and their parts, keyed by the field of ``containerEdits`` that contains
-them."""
+"""The types of edits and their parts, keyed by their field in ``containerEdits``."""
 
 
 class InvalidEditsError(ValueError):
-    """Edits, or names of devices, that CDI does not allow. The message is a sentence."""
+    """CDI does not allow the edits or the names of devices. The message is a sentence."""
 
 
 def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
@@ -232,7 +233,7 @@ def container_edits(edits: Edits, *, kind: str = "") -> Spec:
 
 
 def _write(part: object, record: Record, field: str, path: str, found: Found) -> Spec:
-    """Return a part of the edits as an object in the spec. Fields that are not set are omitted."""
+    """Convert a part of the edits to an object in the spec. Unset fields are omitted."""
     if not isinstance(part, _TYPES[field]):
         raise _wrong_type(part, _TYPES[field], path or "the driver's answer")
     prefix = f"{path}." if path else ""
@@ -264,7 +265,7 @@ def _write(part: object, record: Record, field: str, path: str, found: Found) ->
 
 @cache
 def _attribute(field: str) -> str:
-    """Return the attribute of the edits that corresponds to a field of the spec: `host_path` for
+    """Return the name of the edits' attribute for a field of the spec, such as `host_path` for
     `hostPath`."""
     others = {"hookName": "name", "timeout": "timeout_seconds"}
     return others.get(field) or re.sub("[A-Z]+", lambda upper: f"_{upper[0].lower()}", field)
@@ -282,7 +283,7 @@ def _write_all(values: object, check: Listing, field: str, path: str, found: Fou
             written[index] = _write(value, check.of, field, f"{path}[{index}]", found)
         else:
             check.of(value, f"{path}[{index}]", found)
-    if check.whole and len(written) > 1:  # such rules compare the elements
+    if check.whole and len(written) > 1:  # the rules for the whole list compare its elements
         check.whole(written, path, found)
     return written
 
@@ -303,7 +304,8 @@ def _variables(env: object, path: str) -> list[str]:
 
 
 def _check_node(node: DeviceNode, path: str) -> None:
-    """Check the numbers of a node together, and its identity, which is compared but not written."""
+    """Check the combination of a node's numbers, and its identity, which is not written to the
+    spec."""
     if (node.major is None) != (node.minor is None):
         raise InvalidEditsError(f"{path} must have both major and minor, or neither")
     identity = cast("object", node.identity)
@@ -335,8 +337,8 @@ def _check_others(names: object, kind: str) -> None:
             raise InvalidEditsError(
                 f"{path} must be a qualified CDI name (vendor/class=name), not {shown(name)}"
             ) from None
-        # Names with this kind contain the UID of a claim. The name of another claim's device would
-        # keep that claim alive.
+        # Names of this kind contain a claim's UID. A name with the UID of another claim would keep
+        # that claim alive.
         if other == kind:
             raise InvalidEditsError(
                 f"{path} must not use the CDI kind of drakit's own files, as {shown(name)} does"

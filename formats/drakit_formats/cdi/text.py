@@ -2,9 +2,10 @@
 Parses the bytes of a CDI file.
 
 Runtimes parse every file as YAML (the reference library uses go.yaml.in/yaml/v3), even those named
-``*.json``. JSON is valid YAML except for a few characters, each of which makes the file unusable.
-Therefore, a file that is valid as only one of the two formats is reported. :mod:`.directory` writes
-files that are valid as both. The YAML module is imported only when a YAML file is read.
+``*.json``. JSON is valid YAML except for a few characters. If a file contains one of them, runtimes
+cannot use the file. Therefore, a file that is valid as only one of the two formats is reported.
+:mod:`.directory` writes files that are valid as both. The YAML module is imported only when a YAML
+file is read.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ pair."""
 
 
 class UnreadableSpecError(ValueError):
-    """A file that does not contain a spec. The message is the end of a sentence that begins with
-    the file."""
+    """The file does not contain a spec. The message is the end of a sentence that begins with the
+    file."""
 
 
 def parse_json(data: bytes) -> object:
@@ -54,7 +55,7 @@ def parse_json(data: bytes) -> object:
 
 
 def parse_yaml(data: bytes) -> object:
-    """Read a ``*.yaml`` file in the way in which the reference library's parser understands it."""
+    """Read a ``*.yaml`` file as the reference library's parser does."""
     import yaml
 
     text = _decode(data)
@@ -63,7 +64,7 @@ def parse_yaml(data: bytes) -> object:
     except UnreadableSpecError:
         raise
     except Exception as error:
-        # The parser also raises errors that are not YAMLError, such as a KeyError for `!!bool x`.
+        # The parser also raises other errors than YAMLError, such as a KeyError for `!!bool x`.
         reason = re.sub(r"\s+", " ", str(error))
         raise UnreadableSpecError(f"is not YAML: {reason}") from error
 
@@ -81,7 +82,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: Iterable[str]) -> None:
-    """Raise an error for a duplicate name, because parsers use only one of its values."""
+    """Raise an error if a name occurs twice, because parsers use only one of its values."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -98,8 +99,8 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader implements YAML 1.1. The runtimes' parser resolves fewer words to types other
-        than string."""
+        """Resolves values as the runtimes' parser does. SafeLoader implements YAML 1.1, which
+        resolves more words to types other than string."""
 
         yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of the base class
 
@@ -109,7 +110,7 @@ def _loader() -> Any:
 
     def whole_number(loader: Any, node: Any) -> int:
         digits = loader.construct_scalar(node).replace("_", "")
-        # Python rejects octal numbers in the form of YAML 1.1 (0660).
+        # Convert octal numbers from the form of YAML 1.1 (0660), which Python rejects.
         return int(re.sub(r"^([+-]?)0(?=[0-7])", r"\g<1>0o", digits), 0)
 
     loader: Any = Loader

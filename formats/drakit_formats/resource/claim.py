@@ -1,5 +1,5 @@
 """
-The parts of a ResourceClaim that a node needs: identity, allocation, and the allocation's nodes.
+The parts of a ResourceClaim that a node needs: the identity, the allocation, and its nodes.
 
 The node plugin's claims engine decides which results belong to a driver, and whether they may be
 prepared.
@@ -18,8 +18,8 @@ from drakit_formats.resource.nodes import NodeSelector, node_selector
 from drakit_formats.resource.objects import Object, child, children, text
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""The annotation of a claim from a template that contains the name of the entry in the pod, a DNS
-label."""
+"""The annotation on a claim from a template. It contains the name of the pod's entry for the claim,
+which is a DNS label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +35,16 @@ class DeviceResult:
     share_id: str | None = None
     admin_access: bool = False
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Quantities, keyed by the name of the capacity (DRAConsumableCapacity)."""
+    """The consumed quantities, keyed by capacity name (DRAConsumableCapacity)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpaqueConfig:
-    """Parameters for one driver (API: ``status.allocation.devices.config[]``, ``opaque``)."""
+    """The parameters for one driver (API: ``status.allocation.devices.config[]``, ``opaque``)."""
 
     driver: str
     parameters: Any
-    """The parameters can have any content, because the API server checks only their size (10
+    """The parameters, which can have any content, because the API server checks only their size (10
     KiB)."""
 
     requests: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class OpaqueConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """The allocation by the scheduler (API: ``status.allocation``)."""
+    """The scheduler's allocation of a claim (API: ``status.allocation``)."""
 
     results: tuple[DeviceResult, ...]
     node_selector: NodeSelector | None = None
@@ -70,17 +70,18 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A ResourceClaim: its identity, and its allocation if it has one."""
+    """A ResourceClaim, with its identity, and its allocation if it has one."""
 
     namespace: str
     name: str
     uid: str
     allocation: Allocation | None = None
     pod_claim_name: str | None = None
-    """For a claim from a template, the name of the entry in the pod (``spec.resourceClaims[]``)."""
+    """For a claim from a template, the name of the pod's entry for the claim
+    (``spec.resourceClaims[]``)."""
 
     body: Object = field(default_factory=dict[str, Any], repr=False, compare=False)
-    """The whole object, for the few drivers that need more."""
+    """The whole object, for the few drivers that need other fields."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -104,7 +105,7 @@ def parse_claim(body: Object) -> Claim:
     """Project a ResourceClaim of ``resource.k8s.io/v1``. Unknown fields are ignored."""
     metadata = body["metadata"]
     allocation = child(body, "status").get("allocation")
-    # Any user can set the annotation, and its value becomes part of a path.
+    # Check the value, because any user can set the annotation, and it becomes part of a path.
     pod_claim = child(metadata, "annotations").get(POD_CLAIM_NAME)
     is_label = isinstance(pod_claim, str) and is_dns_label(pod_claim)
     return Claim(

@@ -1,14 +1,15 @@
 """
-Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``): whether two of
-them are equivalent, and which of their fields an API server does not support.
+Converts devices and counter sets to and from their form in a ResourceSlice
+(``resource.k8s.io/v1``), compares them, and finds the fields that an API server does not support.
 
-:mod:`.inventory` checks limits first. The node plugin distributes devices over slices;
-:mod:`.objects` converts to other versions of the API.
+:mod:`.inventory` checks the limits first. The node plugin distributes devices over slices, and
+    :mod:`.objects` converts them to other API versions.
 
 If a feature gate is disabled, or the API server is older than the field, it drops the field
-silently. It rejects a slice in two cases. A dropped list attribute leaves an attribute without a
-value. Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later
-versions require them in separate slices. In both cases, the response shows the missing feature.
+silently. It rejects a slice only in two cases. When it drops a list attribute's field, an attribute
+without a value remains, which is invalid. Kubernetes 1.34 requires counter sets and the devices
+that consume them in one slice; later versions require them in separate slices. In both cases, the
+response shows the missing feature.
 
 Does not depend on clients or pools.
 """
@@ -60,7 +61,7 @@ KNOWN_FIELDS = frozenset(
         "basic",
     }
 )
-"""The fields of a device that drakit itself writes, or that must not occur in the node plugin's
+"""The fields of a device that drakit itself writes, or that must not appear in the node plugin's
 slices. All other fields can occur in :attr:`Device.extra`."""
 
 _BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
@@ -70,8 +71,8 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
     """
     Return a device as in ``ResourceSlice.spec.devices[]``.
 
-    `taints` are all taints of the device, as JSON: those of its driver with a time, and those of
-    the node plugin.
+    `taints` are all taints of the device, as JSON: the driver's taints with a time, and the node
+    plugin's taints.
     """
     body: dict[str, Any] = {"name": device.name}
     if attributes := published_attributes(device):
@@ -133,7 +134,7 @@ def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
 
 
 def published_attributes(device: Device) -> dict[str, Any]:
-    """Return the attributes with which a device is published, including those of its topology."""
+    """Return the attributes to publish for a device, including those for its topology."""
     attributes = attributes_body(device.attributes)
     for name, member in TOPOLOGY_FIELDS.items():
         place: str | int | None = getattr(device.topology, member)
@@ -264,7 +265,7 @@ def _resource(body: Object) -> NodeAllocatableResource:
 
 def same_device(ours: Object, stored: Object) -> bool:
     """
-    Return whether two devices of slices are equivalent: ours, and the one in the API server.
+    Return whether the wanted device and the stored device of a slice are equivalent.
 
     Taints are not compared. Quantities are compared by value. Absent and empty fields are treated
     alike, and the order of counters is ignored.
@@ -292,8 +293,8 @@ def _same_rest(ours: Object, stored: Object, *, besides: Sequence[str]) -> bool:
 
 
 def _same_json(ours: Any, stored: Any) -> bool:
-    """Compare values of fields whose types are unknown. The API server may write quantities in
-    another form, and omits empty values."""
+    """Compare values of fields whose types are unknown. The API server may have written quantities
+    in another form, and omitted empty values."""
     if ours == stored or not (ours or stored):
         return True
     if isinstance(ours, Mapping) and isinstance(stored, Mapping):
@@ -360,7 +361,7 @@ def _same_policy(mine: Object, theirs: Object) -> bool:
 
 
 class Feature(Enum):
-    """A field of devices that the API server must support."""
+    """A device field that the API server may not support."""
 
     TAINTS = "taints"
     COUNTERS = "counters"
@@ -410,7 +411,7 @@ _REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
 
 
 def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
-    """Return the features that the API server has dropped from a ResourceSlice, according to its
+    """Return the features that the API server dropped from a ResourceSlice, according to its
     response."""
     dropped: set[Feature] = set()
     theirs = {text(device, "name"): device for device in children(stored, "spec", "devices")}
@@ -435,13 +436,13 @@ UNSAFE_FEATURES = frozenset(
         Feature.TAINTS,
     }
 )
-"""The features that an API server can drop from a single slice, and without which the slice's
-devices must not be allocated."""
+"""The features that an API server can drop from a single slice, and without which the devices in
+the slice must not be allocated."""
 
 
 def needed_features(device: Device) -> frozenset[Feature]:
-    """Return the features, except counters and taints, without which a device must not be
-    allocated."""
+    """Return the features without which a device must not be allocated, except counters and
+    taints."""
     rest = UNSAFE_FEATURES - {Feature.TAINTS}
     if without(device, rest) is not None:
         return frozenset()
@@ -465,7 +466,7 @@ def _paths(value: Any, above: str) -> Iterator[str]:
 
 
 def used_features(devices: Iterable[Object]) -> frozenset[Feature]:
-    """Return the features that devices in the form of the API use."""
+    """Return the features that devices (as JSON) use."""
     used: set[Feature] = set()
     for each in devices:
         used.update(_dropped(each, {}))
@@ -506,7 +507,7 @@ def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
 
 def _is_lost(sent: Any, stored: Any) -> bool:
     """Return whether any part of a value is missing from the response. The API server may add
-    fields, write values in another form, and omit empty ones."""
+    fields, write values in another form, and omit empty values."""
     if not sent:
         return False
     if isinstance(sent, Mapping):
@@ -528,7 +529,7 @@ _UNDECLARED = re.compile(r"does not support DRANodeAllocatableResources feature\
 
 
 def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
-    """Return the features that are the reason why a slice is forbidden (403), according to the
+    """Return the features that caused the API server to forbid a slice (403), according to the
     message. Since Kubernetes 1.37, a kubelet declares the features that it supports, and the API
     server checks them."""
     devices = children(sent, "spec", "devices")
@@ -545,15 +546,16 @@ class Refusal:
     """The features that the API server does not support. It accepts the devices without them."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The problems of single devices, keyed by their names. These devices can be omitted."""
+    """The problems with single devices, keyed by device name. These devices can be omitted."""
 
 
 def refusal(details: Object, sent: Object) -> Refusal:
     """
-    Parse the ``details`` of a 422 response to a ResourceSlice in any version of the API.
+    Parse the ``details`` of a 422 response to a ResourceSlice in any API version.
 
     If the API server rejects the counters of all devices that consume counters, it has different
-    rules for counters. If it rejects those of single devices, these devices have a problem.
+    rules for counters. If it rejects the counters of only some devices, those devices have a
+    problem.
     """
     devices = children(sent, "spec", "devices")
     consumers = {index for index, each in enumerate(devices) if each.get("consumesCounters")}
@@ -572,7 +574,8 @@ def refusal(details: Object, sent: Object) -> Refusal:
             continue
         problems = refused_consumers if found["counters"] else named
         problem = ": ".join(filter(None, (found["field"], text(cause, "message"))))
-        # The API server reports capacities in random order, but the reason must stay the same.
+        # Use the smallest message: the API server reports capacities in random order, but the
+        # reason must stay the same.
         problems[index] = min(problems.get(index, problem), problem)
     if refused_consumers and consumers <= refused_consumers.keys():
         features.add(Feature.COUNTERS)
@@ -584,15 +587,15 @@ def refusal(details: Object, sent: Object) -> Refusal:
 
 def without(device: Device, features: Collection[Feature]) -> Device | None:
     """
-    Return a device in a form that can be published without these features, or None if that is not
-    safe.
+    Return a device without these features, or None if it is not safe to publish it without them.
 
     Without its counters, a device would be allocated although other devices use the same hardware.
     Without its taint, it would be allocated to pods that must not use it. Without its compatibility
     groups or its mapping of the node's resources, it would be allocated where it does not fit.
-    Without its binding conditions, it would be allocated before it is ready. The meaning of extra
-    fields is unknown. A device that cannot be shared is allocated to one claim as a whole. List
-    attributes only matter to selectors, and overheads only to the total of a node.
+    Without its binding conditions, it would be allocated before it is ready. Extra fields are not
+    safe to omit, because their meaning is unknown. The other features are: without sharing, a
+    device is allocated to one claim as a whole, list attributes matter only to selectors, and
+    overheads only to a node's total.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None

@@ -1,13 +1,15 @@
 """
-Selects the publishable part of an inventory: checks each device, and the rules for several devices.
+Selects the part of an inventory that can be published. It checks each device, and the rules that
+apply to several devices together.
 
 Devices come from vendors, some of which are hostile: a value of the wrong type results in a
-message, never in an exception, and accepted values have a bounded size. The amounts of a capacity
-are not compared with each other: the API server does that, and names the devices that it rejects.
+message, never in an exception, and accepted values have a bounded size. A capacity's amounts are
+not compared with each other, because the API server does that, and names the devices that it
+rejects.
 
 A device is rejected with a reason if it is malformed, has the name of another device, or consumes
-missing counters. The rest is published. A driver lists all of its devices at each change. A device
-that is the same object as before is not checked again.
+missing counters. The rest is published. A driver lists all of its devices at each change, so a
+device that is the same object as before is not checked again.
 
 Does not depend on the API's JSON, clients, or clocks.
 """
@@ -61,11 +63,11 @@ from drakit_formats.resource.limits import (
 # ---------------------------------------------------------------- one device
 
 MAX_PROBLEMS = 5
-"""The maximum number of reported problems per device. A vendor can fix these first, and then gets
-the next ones. The message is part of an Event."""
+"""Maximum number of problems to report per device, because the message is part of an Event. After a
+vendor has fixed these, the next ones are reported."""
 
 MAX_AMOUNT = 2**63 - 1
-"""The maximum amount, because the API server and the scheduler count steps in 64 bits."""
+"""Maximum amount. The API server and the scheduler count steps in 64 bits."""
 
 _VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -80,17 +82,17 @@ _EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 def device_problems(device: object, *, node: str = "") -> list[str]:
     """
-    Return the reasons why a device cannot be published, as sentences. Empty if only the API server
-    can decide that.
+    Return the reasons why a device cannot be published, as sentences. Even if there are none, the
+    API server can still reject the device.
 
     Amounts that some API servers accept but that no claim can use are also problems: negative
-    amounts, or a default above the capacity. With the node's name, the length of the pool's full
-    name is checked as well.
+    amounts, or a default above the capacity. If the node's name is given, the length of the pool's
+    full name is also checked.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]
     try:
-        # The mappings can be instances of the vendor's own classes, which can raise any error.
+        # Catch all errors, because the mappings can be instances of the vendor's own classes.
         problems = [
             *place_problems(device.name, device.pool, node=node),
             *_attributes_problems(device.attributes, device.capacity, device.topology),
@@ -131,7 +133,7 @@ def _kind(value: object) -> str:
 
 
 def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
-    """Yield the problems with the name and the pool of a device or a counter set."""
+    """Yield the problems with the name and the pool of a device or counter set."""
     if not isinstance(name, str):
         yield f"its name is not a string, but {_kind(name)}"
     elif not is_dns_label(name):
@@ -187,7 +189,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"its attributes have {values} values (each element of a list is a value), "
             f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
         )
-        return  # a backend can send tens of thousands of attributes, each of which would be checked
+        return  # don't check each attribute, because a backend can send tens of thousands
     for name, value in attributes.items():
         if problem := _name_problem(name) or _value_problem(value):
             yield f"attribute {shown(name)} {problem}"
@@ -260,7 +262,7 @@ def _scalar_problem(value: object) -> str | None:
 def _string_problem(value: str) -> str | None:
     try:
         size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:  # such as a file name that is not UTF-8
+    except UnicodeEncodeError:  # for example, a file name that is not UTF-8
         return "has characters that cannot be written as UTF-8"
     return f"has more than {MAX_STRING_BYTES} bytes (in UTF-8)" if size > MAX_STRING_BYTES else None
 
@@ -271,13 +273,14 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
     if not isinstance(capacity, Mapping) or len(cast("Mapping[object, object]", capacity)) > (
         MAX_ATTRIBUTES_AND_CAPACITIES
     ):
-        return  # reported with the attributes
+        return  # the check of the attributes reports the problem
     for name, amount in cast("Mapping[object, object]", capacity).items():
         if problem := _name_problem(name):
             yield f"capacity {shown(name)} {problem}"
         for problem in _capacity_problems(amount):
             yield f"capacity {shown(name)}: {problem}"
-        # An API server without DRAConsumableCapacity drops the policy instead of rejecting it.
+        # Check this here, because an API server without DRAConsumableCapacity silently drops the
+        # policy.
         if not shared and isinstance(amount, Capacity) and _has_policy(amount):
             yield (
                 f"capacity {shown(name)} has a request policy, but the device is not "
@@ -286,7 +289,7 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
 
 
 def _has_policy(capacity: Capacity) -> bool:
-    """Return whether the capacity limits the amounts that claims can request (API:
+    """Return whether a capacity limits the amounts that claims can request (API:
     ``requestPolicy``)."""
     return (
         capacity.default is not None
@@ -323,8 +326,8 @@ def _capacity_problems(capacity: object) -> Iterator[str]:
     if wrong:
         return
     amounts = [(name, parse_quantity(cast("str", amount))) for name, amount in consumable]
-    # Before 1.37, Kubernetes divides by the step in 64 bits, and panics if the step is 0 or
-    # overflows to 0. The error response does not name a device, so the whole pool would not be
+    # Before 1.37, the API server divides by the step in 64 bits, and panics if the step is 0 or
+    # overflows to 0. Its error response does not name a device, so the whole pool would not be
     # published.
     if any(amount > MAX_AMOUNT for _, amount in amounts):
         yield f"one of the amounts that claims can consume is more than {MAX_AMOUNT}"
@@ -517,7 +520,7 @@ def _extra_problems(extra: object) -> Iterator[str]:
 
 
 def _json_problem(value: object, depth: int) -> str | None:
-    """Return the reason why a value is not valid JSON, or is nested too deeply."""
+    """Return the reason why a value is not valid JSON or is nested too deeply, or None."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "have an integer of more than 64 bits"
     if value is None or isinstance(value, str | int | float):
@@ -571,7 +574,7 @@ def _taint_problem(key: object, value: object, effect: object) -> str | None:
 
 
 def _edits_problems(edits: object) -> Iterator[str]:
-    """Yield the problems with edits. Other rules of CDI are checked when a claim is prepared, as
+    """Yield the problems with edits. The other CDI rules are checked when a claim is prepared, as
     for all edits."""
     if not isinstance(edits, Edits):
         yield f"its edits are {_kind(edits)}, not an Edits"
@@ -592,16 +595,15 @@ def _edits_problems(edits: object) -> Iterator[str]:
 # ---------------------------------------------------------------- all devices
 
 MAX_REJECTED = 100
-"""The maximum number of devices that are reported with a reason, which is enough to find a bug in a
-driver."""
+"""Maximum number of devices to report with a reason, which is enough to find a driver bug."""
 
 _Pools = dict[str, dict[str, Device]]
-"""Pools, keyed by name. Each contains its devices, keyed by name."""
+"""The devices of each pool, keyed by pool name and device name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedInventory:
-    """The part of an inventory without malformed devices."""
+    """The part of an inventory that can be published."""
 
     devices: tuple[Device, ...] = ()
     """The devices, in the endpoint's order."""
@@ -613,24 +615,24 @@ class CheckedInventory:
 
     partition_type_attribute: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The reasons for rejecting devices, as sentences, keyed by ``pool/name``, or by the name in
-    the pool without a name. At most 100."""
+    """The reasons for rejecting devices, as sentences, keyed by ``pool/name``, or only by the
+    device name in the unnamed pool. At most 100."""
 
     rejected_count: int = 0
     """The number of all rejected devices, including those without a reason."""
 
     known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
-    """The devices whose own values are valid. Used only for the next check."""
+    """The devices whose own values are valid, to save time in the next check."""
 
 
 def check_inventory(
     inventory: Inventory, *, node: str = "", previous: CheckedInventory | None = None
 ) -> CheckedInventory:
     """
-    Return the publishable part of an inventory, and the reasons for rejecting the rest.
+    Return the part of an inventory that can be published, and the reasons for rejecting the rest.
 
-    With the node's name, the lengths of the pools' full names are checked. `previous` is the result
-    of the previous check, which saves time for unchanged devices.
+    If the node's name is given, the lengths of the pools' full names are also checked. `previous`
+    is the result of the previous check, which saves time for unchanged devices.
     """
     known: _Pools = {}
     before = previous.known if previous is not None else {}
@@ -654,8 +656,8 @@ def check_inventory(
 
 
 def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
-    """Return the pools of an inventory, without those beyond the limit. A new pool must not
-    displace a known one."""
+    """Return the pools of an inventory, without those above the limit. A new pool must not replace
+    a known one."""
     lists = (inventory.devices, inventory.counter_sets, inventory.fallback or ())
     pools = dict.fromkeys(
         each.pool
@@ -669,7 +671,7 @@ def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
 
 
 def shown_place(pool: object, name: object) -> str:
-    """Return the name of a device for messages, regardless of the types of its values."""
+    """Return the name of a device for messages. The names can be values of any type."""
     words = [_word(name)] if pool == "" else [_word(pool), _word(name)]
     return "/".join(words)
 
@@ -683,7 +685,7 @@ def _word(given: object) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class _Check:
-    """The check of one inventory: its valid counter sets, and its rejected devices."""
+    """Checks one inventory, and collects its valid counter sets and rejected devices."""
 
     node: str
     before: _Pools
@@ -703,8 +705,8 @@ class _Check:
     def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
         self.count += 1
         if len(self.reasons) < MAX_REJECTED:
-            # If two devices have the same name, either the first one is published, or its reason is
-            # sufficient.
+            # Keep the first reason: if two devices have the same name, either the first one is
+            # published, or its reason is sufficient.
             self.reasons.setdefault(shown_place(pool, name), "; ".join(problems))
 
     def devices(
@@ -738,7 +740,7 @@ class _Check:
         return tuple(kept)
 
     def set_partition_type(self, attribute: str) -> None:
-        """Use an attribute as the type of partitions, unless it is malformed."""
+        """Use an attribute as the partition type, unless its name is malformed."""
         if not attribute:
             return
         problem = qualified_name_problem(attribute)
@@ -769,8 +771,8 @@ class _Check:
 
 
 def _type_problems(device: Device, attribute: str) -> list[str]:
-    """Return the problem with a device that does not have the type, which would make its whole
-    slice invalid."""
+    """Return the problem with a device that lacks the partition type attribute, which would make
+    its whole slice invalid."""
     if not attribute:
         return []
     names = (attribute, attribute.rpartition("/")[2])
@@ -786,7 +788,7 @@ def set_problems(given: CounterSet, *, node: str = "") -> list[str]:
         problems = list(place_problems(given.name, given.pool, node=node))
         problems += [f"it {problem}" for problem in counters_problems(given.counters)]
         return [f"as a counter set, {problems[0]}", *problems[1:]] if problems else []
-    except Exception as error:  # the mapping can be an instance of the vendor's own class
+    except Exception as error:  # the mapping can be an instance of a vendor's own class
         return [
             f"as a counter set, it cannot be checked ({type(error).__name__}: {str(error)[:200]})"
         ]
@@ -795,7 +797,8 @@ def set_problems(given: CounterSet, *, node: str = "") -> list[str]:
 def _consumption_problems(
     device: Device, sets: Mapping[str, Mapping[str, CounterSet]]
 ) -> list[str]:
-    """Compare the consumption of a valid device with its counter sets."""
+    """Check that the counters that a valid device consumes exist in its pool, and are large enough.
+    Return the problems."""
     pool = sets.get(device.pool, {})
     problems: list[str] = []
     for name, counters in device.consumes.items():

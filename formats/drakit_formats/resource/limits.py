@@ -1,11 +1,11 @@
 """
-Limits of the API for slices: names (labels, subdomains, C identifiers, the keys and values of
-labels, extended resources), and numbers.
+API limits for slices: names (labels, subdomains, C identifiers, label keys and values, extended
+resources) and numbers.
 
-The kind of each name is known to the modules that check objects. Messages describe the problem
-without repeating the name, so that callers can append them to any field. The numbers are those of
-``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37. Earlier versions have no lower limits for the
-fields that drakit publishes.
+The modules that check objects know the kind of each name. Messages describe the problem without
+repeating the name, so that callers can append them to any field. The numbers are those of
+``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37. For the fields that drakit publishes, the limits
+of earlier versions are not lower.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeGuard
 MAX_LABEL_LENGTH = 63
 MAX_SUBDOMAIN_LENGTH = 253
 MAX_DOMAIN_LENGTH = 63
-"""The maximum length of an attribute's domain, which is shorter than that of other subdomains."""
+"""Maximum length of an attribute's domain, which is lower than for other subdomains."""
 MAX_IDENTIFIER_LENGTH = 32
 MAX_DRIVER_NAME = 63
 
@@ -41,8 +41,8 @@ def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bo
 
 
 def is_driver_name(name: object) -> TypeGuard[str]:
-    """Return whether this is a valid driver name: a DNS subdomain of at most 63 characters. It must
-    begin with a letter, because the name is also the vendor part of CDI names."""
+    """Return whether a name is a valid driver name: a DNS subdomain of at most 63 characters that
+    begins with a letter, because it is also the vendor part of CDI names."""
     return (
         isinstance(name, str)
         and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME)
@@ -50,7 +50,7 @@ def is_driver_name(name: object) -> TypeGuard[str]:
     )
 
 
-# Thousands of devices have the same few names.
+# Cache the results, because thousands of devices have the same few names.
 @lru_cache(maxsize=1024)
 def qualified_name_problem(name: str) -> str | None:
     """Return the problem with the name of an attribute or a capacity (API: ``QualifiedName``)."""
@@ -64,7 +64,7 @@ def qualified_name_problem(name: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
-    """Return the problem with a label key, or with a condition's type, which has the same form."""
+    """Return the problem with a label key, or with a condition type, which has the same form."""
     prefix, slash, name = key.partition("/")
     if not slash:
         if needs_domain:
@@ -88,8 +88,8 @@ def label_value_problem(value: str) -> str | None:
 
 
 def extended_resource_problem(name: str) -> str | None:
-    """Return the reason why this is not a valid name of an extended resource, according to the
-    kubelet's rules, or None."""
+    """Return the reason why a name is not a valid extended resource name by the kubelet's rules, or
+    None."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "it must begin with a domain and '/', for example vendor.example/thing"
@@ -110,12 +110,13 @@ def extended_resource_problem(name: str) -> str | None:
 # ---------------------------------------------------------------- numbers
 
 MAX_TAINTED_DEVICES_PER_SLICE = 64
-"""The maximum number of devices in a slice if any of them has taints, consumes counters or has a
-list attribute. Otherwise, it is 128."""
+"""Maximum number of devices in a slice if any of them has taints, consumes counters or has a list
+attribute. Otherwise, the maximum is 128."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8
 MAX_COUNTERS = 32
-"""Maximum number of counters in a counter set, or in a device's consumption from one."""
+"""Maximum number of counters in a counter set, and of counters that a device consumes from one
+set."""
 
 MAX_CONSUMED_COUNTER_SETS = 2
 """Maximum number of counter sets from which a device consumes."""
@@ -137,11 +138,11 @@ MAX_COMPATIBILITY_GROUPS = 2
 """Maximum number of compatibility groups of a device for each counter set."""
 
 MAX_BINDING_CONDITIONS = 4
-"""Maximum number of binding conditions of a device, and of its binding failure conditions."""
+"""Maximum number of a device's binding conditions, and of its binding failure conditions."""
 
 MAX_NODE_RESOURCES = 16
-"""Maximum number of node resources that a device maps. The API has no limit, but a node has few
-resources."""
+"""Maximum number of node resources that a device maps. The API does not have a limit, but a node
+has few resources."""
 
 MAX_EXTRA_BYTES = 4096
 """Maximum size of a device's extra fields, as JSON, in bytes. 64 such devices take a sixth of the
@@ -154,7 +155,7 @@ MAX_DRIVER_TAINTS = 12
 """Maximum number of taints from the driver. The rest of the API's limit is for the node plugin."""
 
 MAX_POOLS = 64
-"""Maximum number of pools in one inventory. The API has no limit, but each pool costs objects and
-requests."""
+"""Maximum number of pools in one inventory. The API does not have a limit, but each pool costs
+objects and requests."""
 
 MAX_POOL_NAME_LENGTH = 253

@@ -6,8 +6,8 @@ stream of JSON objects with the same content in each version of ``metadata.resou
 first, one object per line. A reader uses the first version that it knows.
 
 For a claim that the pod spec names, the path contains the claim's name. The name of a claim from a
-template is generated, so its path contains the name of the entry in the pod
-(``spec.resourceClaims[]``).
+template is generated, so its path contains the name of the pod's entry for the claim
+(``spec.resourceClaims[]``) instead.
 
 Does not depend on files, CDI, or checkpoints.
 """
@@ -29,15 +29,16 @@ VERSIONS = ("v1beta1", "v1alpha1")
 v1alpha1."""
 
 MAX_ATTRIBUTES = 32
-"""Maximum number of attributes of a device. Readers that validate a file reject more."""
+"""Maximum number of attributes of a device. Readers that validate a file reject it if a device has
+more."""
 
 MAX_BYTES = 128 * 1024
-"""Maximum size of the JSON for all requests of a claim, in bytes: 4 KiB for each of 32 devices. The
-checkpoint stores it."""
+"""Maximum size of the JSON for all requests of a claim, in bytes: 4 KiB for each of 32 devices. It
+is limited because the checkpoint stores the JSON."""
 
 
 class InvalidMetadataError(ValueError):
-    """Metadata that readers reject, or that is too large. The message is a clause."""
+    """Readers would reject the metadata, or it is too large. The message is a clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +52,16 @@ class DeviceMetadata:
     """The full name, with ``/subrequest`` if the request is a prioritized list."""
 
     attributes: Object
-    """The attributes in the form of a ResourceSlice."""
+    """The attributes, as in a ResourceSlice."""
 
     network_data: Object | None = None
-    """The data in the form of ``ResourceClaim.status.devices[].networkData``."""
+    """The network data, as in ``ResourceClaim.status.devices[].networkData``."""
 
 
 def container_path(
     driver: str, claim: ClaimReference, request: str, *, pod_claim: str | None
 ) -> str:
-    """Return the path of the file in the container. `request` is a base request."""
+    """Return the path of the metadata file in the container. `request` is a base request."""
     folder = f"resourceclaims/{claim.name}"
     if pod_claim is not None:
         folder = f"resourceclaimtemplates/{pod_claim}"
@@ -98,8 +99,8 @@ def request_bodies(devices: Iterable[DeviceMetadata]) -> dict[str, str]:
 def file_text(
     claim: ClaimReference, request_body: str, *, generation: int, pod_claim: str | None
 ) -> str:
-    """Return the content of the file of one request, from its JSON. `generation` increases with
-    each change to the claim's files."""
+    """Return the content of one request's file, from the request's JSON. `generation` increases
+    with each change to the claim's files."""
     metadata = {
         "name": claim.name,
         "namespace": claim.namespace,
@@ -115,5 +116,5 @@ def file_text(
 
 
 def _json(value: Mapping[str, Any] | str) -> str:
-    # Use only ASCII, so that the number of characters is the number of bytes.
+    # Write only ASCII, so that the number of characters equals the number of bytes.
     return json.dumps(value, separators=(",", ":"))

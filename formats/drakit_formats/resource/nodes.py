@@ -1,6 +1,6 @@
 """
-Assigns objects to a node: the pools that are named after it, and the objects whose NodeSelector
-matches it.
+Determines which objects belong to a node: the pools that are named after it, and the objects whose
+NodeSelector matches it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from drakit_formats.resource.objects import Object, children
 
 
 def pool_name(node: str, pool: str) -> str:
-    """Return a pool's name in the API. The name of a node's pool contains the node's name, so that
-    it is unique."""
+    """Return a pool's name in the API. The name of a node's pool includes the node's name, so that
+    it is unique in the cluster."""
     return f"{node}/{pool}" if pool else node
 
 
@@ -32,16 +32,15 @@ def is_pool_of(node: str, name: str) -> bool:
 
 
 def short_pool(node: str, name: str) -> str:
-    """Return the name of a pool in the form that its driver uses. The name of another node's pool
-    is returned unchanged."""
+    """Return a pool's name as its driver uses it. Return the name of another node's pool
+    unchanged."""
     if name == node:
         return ""
     return name.removeprefix(f"{node}/")
 
 
 def device_place(pool: str, name: str) -> str:
-    """Return a device in the form that its driver uses: ``gpu-0``, or ``gpus/gpu-0`` in a pool with
-    a name."""
+    """Return how a device's driver names it: ``gpu-0``, or ``gpus/gpu-0`` in a named pool."""
     return f"{pool}/{name}" if pool else name
 
 
@@ -49,7 +48,7 @@ def device_place(pool: str, name: str) -> str:
 
 
 class NodeLabelsUnknownError(Exception):
-    """The selector needs labels, and the node's labels are not known yet."""
+    """The selector needs labels, but the node's labels are not known yet."""
 
 
 class Requirement(NamedTuple):
@@ -65,7 +64,7 @@ class Requirement(NamedTuple):
 
 
 class NodeTerm(NamedTuple):
-    """Requirements, all of which a node must meet."""
+    """A list of requirements. A node must meet all of them."""
 
     fields: tuple[Requirement, ...] = ()
     expressions: tuple[Requirement, ...] = ()

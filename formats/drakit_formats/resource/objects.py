@@ -1,11 +1,11 @@
 """
-The JSON objects of the API: typed access to their fields, and conversion between the versions of
-``resource.k8s.io`` that clusters serve.
+Provides typed access to the fields of JSON objects from the API, and converts objects between the
+versions of ``resource.k8s.io`` that clusters serve.
 
 The functions treat an absent field, null and an empty value alike. ``v1`` and ``v1beta2`` have the
 same form. In ``v1beta1``, all fields of a device except its name are in ``basic``, and the fields
-of a request are at the top level, next to its name. Unknown fields are kept. A claim's identity and
-allocation have the same form in all three versions, and so have classes.
+of a request are at the top level, next to its name. Unknown fields are kept. Classes, and a claim's
+identity and allocation, have the same form in all three versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Object = Mapping[str, Any]
 _NOTHING: Object = {}
 
 
-# A large cluster has millions of fields, so these three functions avoid unnecessary calls.
+# Don't share code between these three functions: a large cluster has millions of fields, and a
+# further call for each would be slow.
 
 
 def child(body: Object, *path: str) -> Object:
@@ -50,7 +51,7 @@ MAX_WORDS = 256
 
 
 def words(body: Object, *path: str, most: int = MAX_WORDS) -> str:
-    """Return the message of a driver or another component at a path, as one printable line of at
+    """Return the message at a path, from a driver or another component, as one printable line of at
     most `most` characters."""
     line = " ".join(text(body, *path)[:most].split())
     return "".join(each if each.isprintable() else "?" for each in line)
@@ -63,7 +64,8 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions that drakit can read and write, the preferred one first."""
 
 RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
-"""The versions that may contain DeviceTaintRules. Only the API server knows whether they do."""
+"""The versions that may contain DeviceTaintRules. Only discovery shows whether a cluster serves
+them."""
 
 _OF_DEVICE = ("name", "basic")
 
@@ -78,8 +80,8 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
     """
     Parse a ResourceSlice of any of the versions as one of ``v1``.
 
-    Its ``apiVersion`` names the version. Items of a list do not have this field, so pass the
-    version for them. Without either, the version is ``v1``.
+    The slice's ``apiVersion`` contains the version. Items of a list do not have this field, so the
+    caller must pass their version. Without either, the version is ``v1``.
     """
     version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
     converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}

@@ -1,6 +1,6 @@
 """
-The results of prepared devices other than edits: whether the API server accepts them, and the
-entries of a claim's status (``ResourceClaim.status.devices[]``).
+Checks the results of prepared devices other than edits, and converts them to entries of a claim's
+status (``ResourceClaim.status.devices[]``).
 
 The results come from vendors, some of which are hostile: a value of the wrong type results in a
 message, and accepted values have a bounded size. The limits are those of ``resource.k8s.io/v1`` in
@@ -31,7 +31,7 @@ MAX_CONDITION_MESSAGE = 1024
 MiB for the devices of one claim."""
 MAX_DATA_BYTES = 10 * 1024
 MAX_DATA_DEPTH = 16
-"""Maximum nesting depth of mappings and lists. Some functions that read JSON recurse for each
+"""Maximum nesting depth of mappings and lists. Some functions that read JSON recurse once per
 level."""
 MAX_IPS = 16
 MAX_INTERFACE_NAME = 256
@@ -46,8 +46,8 @@ _STATUSES = get_args(ConditionStatus)
 
 def checked(prepared: PreparedDevice) -> PreparedDevice:
     """
-    Return a result with shortened messages. Raise ValueError with the reason why the API server
-    would reject the result, as a clause that begins with the field. Edits and data are checked
+    Return a result with shortened messages. If the API server would reject the result, raise
+    ValueError with the reason, as a clause that begins with the field. Edits and data are checked
     elsewhere.
     """
     if problem := next(_problems(prepared), None):
@@ -73,7 +73,7 @@ def data_copy(data: object) -> dict[str, Any]:
 
 def data_of(written: str) -> dict[str, Any]:
     """Parse a JSON object of limited size and depth. Raises ValueError with the problem."""
-    # The API server escapes each of these characters with six characters, and measures the result.
+    # The API server escapes each of these characters as six characters before it measures the size.
     if len(written.encode()) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
         raise ValueError(f"data is larger than {MAX_DATA_BYTES // 1024} KiB as JSON")
     try:
@@ -97,7 +97,7 @@ def _value_problem(value: object, levels: int) -> str | None:
         return None if _is_text(value) else "contains text that is not valid Unicode"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "contains an integer of more than 64 bits"
-    if isinstance(value, float) and not isfinite(value):  # 1e999 is valid JSON
+    if isinstance(value, float) and not isfinite(value):  # for example, 1e999 is valid JSON
         return "contains a number that is too large"
     if not isinstance(value, dict | list):
         return None
@@ -222,7 +222,7 @@ def status_entry(
     now: str,
 ) -> dict[str, Any]:
     """
-    Return a result as an entry of ``status.devices[]``.
+    Convert a result to an entry of ``status.devices[]``.
 
     `stored` is the claim's current entry, or empty. A condition with an unchanged status keeps its
     ``lastTransitionTime``. Any other condition gets `now`, an RFC 3339 time.
@@ -253,7 +253,7 @@ def status_entry(
 
 
 def network_data_body(network: NetworkData) -> dict[str, Any]:
-    """Return network data as ``networkData`` of a claim's status or a metadata file."""
+    """Convert network data to the ``networkData`` of a claim's status or a metadata file."""
     fields = {
         "interfaceName": network.interface_name,
         "ips": list(network.ips),

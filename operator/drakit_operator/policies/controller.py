@@ -1,13 +1,14 @@
 """
 Reconciles a HostDevicePolicy: maintains its DeviceClass, and writes its status.
 
-Everything is read from the store. Only differences are written, and a DeviceClass of another owner
-stays unchanged. The status is written immediately if the policy has a new generation, or if the
-status of a condition changes. Changed numbers and messages are written at most once a minute,
-because the API server sends each write to all node plugins, although they ignore it.
+Everything is read from the store. Only differences are written, and a DeviceClass that belongs to
+another owner is left unchanged. The status is written immediately if the policy has a new
+generation, or if the status of a condition changes. Changed numbers and messages are written at
+most once a minute, because the API server sends each write to all node plugins, although they
+ignore it.
 
-A refusal of the API server becomes a condition with its message. The caller gets an error only if
-the server does not respond. Does not depend on Kopf or queues.
+If the API server refuses a request, its message becomes a condition. The caller gets an error only
+if the server does not respond. Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from drakit_operator.policies.status import desired_class, status_of
 from drakit_operator.statuses import REFUSED_SECONDS, Object, StatusWriter, changes, turned
 
 WRITE_SECONDS = 60.0
-"""The minimum time between two writes of a status if only numbers and messages differ."""
+"""Minimum time between two writes of a status if only numbers and messages differ."""
 
 TURNS = 10
-"""The burst of writes that need not wait for `WRITE_SECONDS`, because the status of a condition has
-changed. Another write is allowed each minute. A node whose problem flaps must not cause a write
-each second."""
+"""The burst of writes that do not wait for `WRITE_SECONDS`, because the status of a condition has
+changed. Another such write is allowed each minute, so that a node whose problem flaps does not
+cause a write each second."""
 
 SHARE = 20
-"""The statuses of all policies take at most a twentieth of the main loop's time. For 5,000 reports,
-one status takes about 20 ms."""
+"""Computing the statuses of all policies takes at most one part in this many of the main loop's
+time. With 5,000 reports, one status takes about 20 ms."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The times at which the status of a policy is computed and written."""
+    """Limits how often the status of a policy is computed and written."""
 
     written_at: float = float("-inf")
     writes: float = 0.0
@@ -86,8 +87,8 @@ class PolicyController:
         self._statuses = StatusWriter(session, world, POLICIES)
 
     def problem(self) -> str | None:
-        """Return the reason why statuses or classes cannot be written, regardless of the content of
-        the policies."""
+        """Return the reason why statuses or classes cannot be written, if it does not depend on a
+        policy's content."""
         return next(iter(self._statuses.refused.values()), None)
 
     async def refresh(
@@ -142,7 +143,7 @@ class PolicyController:
         wanted = None if unenforced else desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)
         try:
-            # Use a list, because the world changes during a request.
+            # Copy the classes to a list, because the world can change during a request.
             owned = [one for one in self._world.of(ClassFacts).values() if one.owner == policy.uid]
             for each in owned:
                 if wanted is None or each.name != policy.class_name:
@@ -171,8 +172,8 @@ class PolicyController:
         return ""
 
     async def _create_class(self, policy: PolicyFacts, wanted: Object, version: str) -> None:
-        # If the policy is gone, the garbage collector would delete a new class, and the operator
-        # would create it again.
+        # Check that the policy still exists. If it is gone, the garbage collector would delete a
+        # new class, and the operator would create it again.
         path = resource_path(crds.API_VERSION, crds.POLICIES, name=policy.name)
         body = await self._session.get(path)
         if body["metadata"]["uid"] == policy.uid:

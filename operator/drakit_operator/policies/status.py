@@ -28,10 +28,11 @@ POLICY_LABEL = "drakit.dev/policy"
 MANAGER = "drakit-operator"
 
 LISTED = 20
-"""The number of conflicts and problems that the status lists, which is enough to find the cause."""
+"""Maximum number of conflicts and problems to list in the status, which is enough to find the
+cause."""
 
 NAMED = 3
-"""The number of nodes or other objects that the message of a condition names."""
+"""Maximum number of nodes or other objects to name in a condition message."""
 
 # ------------------------------------------------------------ the DeviceClass
 
@@ -71,8 +72,8 @@ class _NodeState:
     report: PolicyReport
     message: str = ""
     listed: bool = True
-    """Whether the report contains the policy. If there are many policies, it omits some that are in
-    effect."""
+    """Whether the report contains the policy. If there are many policies, the report omits some
+    that are in effect."""
 
 
 def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Status:
@@ -114,7 +115,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
 
 
 def _unknown(condition: str, answers: Sequence[_NodeState]) -> Condition | None:
-    """Return a condition that no node has reported yet."""
+    """Return the condition to use while no node has reported it, or None if a node has."""
     if not answers:
         message = (
             "no ready node that nodeSelector selects reports the driver: check nodeSelector, and "
@@ -147,7 +148,7 @@ _NOT_APPLIED = {
     "behind": "Progressing",
     "in use": "DevicesInUse",
 }
-"""The reasons for each state of a node, the most serious state first."""
+"""The condition reasons for each node state, the most serious state first."""
 
 
 def _applied(answers: Sequence[_NodeState], policy: PolicyFacts, applied: int) -> Condition:
@@ -192,8 +193,8 @@ def _conflicting(
 
 
 def _same_resource(policy: PolicyFacts, world: World) -> str:
-    """Return a phrase that names the other objects with the extended resource of a policy. Empty if
-    there are none."""
+    """Return a phrase that names the other objects that have the same extended resource as a
+    policy. Empty if there are none."""
     resource, policies = policy.extended_resource, world.of(PolicyFacts).values()
     if not resource or not policy.create_class:
         return ""
