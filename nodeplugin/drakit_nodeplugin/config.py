@@ -1,8 +1,8 @@
 """
-The node plugin's configuration: one file, some flags, and some environment variables of the pod.
+The node plugin's configuration: one file, some flags, and some of the pod's environment variables.
 
 The composition root reads it once. If a key is unknown or a value is invalid, the plugin does not
-start, and reports the file, key and reason.
+start, and the error contains the file, key and reason.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from drakit.settings import (
 from drakit.settings import SettingsError as ConfigError
 
 SOCKET_NAME_BYTES = 24
-"""The number of bytes that the path of an entry's directory must leave for the name of a socket.
-The node plugin does not need them, but a program that mounts the directory at the host's path
+"""Number of bytes that the path of an entry's directory must leave for a socket name. The node
+plugin does not need them, but a program that mounts the directory at the same path as on the host
 does."""
 
 
 MAX_BACKENDS = 64
-"""Maximum number of drivers of backends on a node. It protects against a program that keeps
-changing its name. Each driver takes about 1 MiB and ten open files."""
+"""Maximum number of backend drivers on a node, as protection against a program that keeps changing
+its name. Each driver takes about 1 MiB and ten open files."""
 
 MAX_RESOURCES = 256
-"""Maximum number of device plugins' resources on a node. Each has a pool, a connection and a
-task."""
+"""Maximum number of device plugin resources on a node. Each has a pool, a connection and a task."""
 
 
 class DriverEntry(Settings):
     """A driver that runs in the node plugin."""
 
     driver: str
-    """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
+    """The name of an entry point in the group ``drakit.drivers``, or ``module:Class``."""
 
     name: str | None = None
     """The name that the driver must have. If every entry sets a name, the chart's admission policy
@@ -85,7 +84,7 @@ class OpaqueParameters(Settings):
     limit."""
 
     # The API server accepts 64 configs of 10 KiB for 32 devices: 20 MiB of JSON, which takes much
-    # more memory when parsed. With the defaults, 110 pods (the kubelet's default), each with a
+    # more memory when parsed. With these defaults, 110 pods (the kubelet's default), each with a
     # claim just below the limits, can start at once on a node.
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
     """The maximum size, in bytes of JSON. The API server accepts 10 KiB per config."""
@@ -202,7 +201,7 @@ class Events(Settings):
 
 
 class ClaimStatus(Settings):
-    """The status of claims, which shows what drivers report about the prepared devices."""
+    """The claim status, which shows the data that drivers report about prepared devices."""
 
     enabled: bool = False
     """Whether the plugin writes ``status.devices`` of the claims that it prepares. It needs the
@@ -310,18 +309,18 @@ class NodePluginConfig(Settings):
 
     @property
     def backends_directory(self) -> Path:
-        """The parent directory of the backends' directories."""
+        """The parent directory of the backend directories."""
         return self.backends.directory or layout.backends_directory(self.kubelet_root)
 
     @property
     def device_plugins_directory(self) -> Path:
-        """The parent directory of the device plugins' directories."""
+        """The parent directory of the device plugin directories."""
         default = layout.device_plugins_directory(self.kubelet_root)
         return self.device_plugins.directory or default
 
     @property
     def drivers_directory(self) -> Path:
-        """The parent directory of all drivers' data directories."""
+        """The parent directory of all driver data directories."""
         return layout.drivers_directory(self.kubelet_root)
 
     @property

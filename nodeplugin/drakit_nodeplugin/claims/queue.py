@@ -1,12 +1,12 @@
 """
-The claim queue of one driver: all work on claims waits here for its turn.
+The claim queue of one driver, in which all work on claims waits for its turn.
 
 The kubelet's deadline ends only the call. The queue owns the work, which continues. A call joins
-the last operation in the claim's queue if both have the same kind. Any other call waits for its
-turn, and an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of
-CDI files and the collector of stale claims take turns in the same queue. The claims of one call
-share a batch, but each has a separate result. A slow claim delays the other claims only until the
-call's timeout.
+the last operation in the claim's queue if both are of the same kind. Any other call waits for its
+turn, and an unprepare abandons the prepares before it. Recovery, second prepares, the CDI file
+restorer and the stale claim collector take turns in the same queue. The claims of one call share a
+batch, but each has a separate result. A slow claim delays the other claims only until the call's
+timeout.
 
 :mod:`drakit_driver.runtime.order` implements the order. :mod:`.prepare` and :mod:`.unprepare` do
 the work on a claim, and order driver calls by hardware. :mod:`drakit_nodeplugin.kubelet.dra`
@@ -46,20 +46,21 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 MAX_WAITING = 4
-"""Maximum number of turns that may wait in a claim's queue before a call is refused. A pod's
-restart needs three: prepare, unprepare, prepare. Queues are longer only if a driver hangs."""
+"""Maximum length of a claim's queue. Further calls are refused. A pod restart needs three turns:
+prepare, unprepare, prepare. Longer queues occur only if a driver hangs."""
 
 SLOW_SECONDS = 180.0
-"""Time after which work is reported as slow: two attempts by the kubelet, 90 s apart."""
+"""How long work must take to be reported as slow. This corresponds to two attempts by the kubelet,
+90 s apart."""
 
 RESTART = (
     "restart the driver's pod on this node, which is the node plugin's if the driver runs in it"
 )
-"""The remedy for a driver that hangs."""
+"""The remedy for a driver that hangs, for messages."""
 
 NOT_DONE = "NotDone"
-"""The reason in a result that proves nothing about the claim: its work continues, or was
-canceled."""
+"""The reason in a result that does not show the outcome for the claim, because its work continues
+or was canceled."""
 
 
 class ClaimObserver(Protocol):
@@ -69,11 +70,11 @@ class ClaimObserver(Protocol):
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
-        """Handle the end of an operation, `seconds` after the kubelet requested it."""
+        """Called when an operation has ended, `seconds` after the kubelet requested it."""
         ...
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Handle an operation that has lasted for :data:`SLOW_SECONDS`."""
+        """Called when an operation has been running for :data:`SLOW_SECONDS`."""
         ...
 
 
@@ -85,10 +86,10 @@ class _WorkTurn(Place):
     asked_at: float
     request_id: str
     context: contextvars.Context
-    """The context of the work, with the ID of the request that began it."""
+    """The context of the work, which contains the ID of the request that began it."""
 
     late: bool = False
-    """Whether a caller was asked to retry."""
+    """Whether a caller has been asked to retry."""
 
 
 class ClaimQueue:
@@ -104,8 +105,8 @@ class ClaimQueue:
         on_steps: Callable[[Mapping[Step, float]], None] = lambda _: None,
     ) -> None:
         """
-        :param engine: the engine. It must use the same order for the hardware of claims.
-        :param on_steps: called with the seconds of each step of a prepare, after the prepare.
+        :param engine: the engine. It must use the same `order` for the hardware of claims.
+        :param on_steps: called after each prepare with the duration of each step in seconds.
         """
         self._driver = driver
         self._engine = engine
@@ -121,7 +122,8 @@ class ClaimQueue:
         self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
     ) -> Mapping[str, ClaimResult]:
         """
-        Return each claim's result. After the timeout, report that its work is still in flight.
+        Return each claim's result. If the work on a claim is still in flight after the timeout, its
+        result reports this.
 
         UIDs must be unique. If the caller is canceled, the work continues.
         """
@@ -138,8 +140,8 @@ class ClaimQueue:
 
     async def drain(self, *, timeout_seconds: float | None = None) -> bool:
         """
-        Wait until nothing is in flight, including calls that arrive in the meantime. Return False
-        on a timeout. From now on, only calls get turns.
+        Wait until no work is in flight, including the work of calls that arrive in the meantime.
+        Return False on a timeout. From now on, only calls get turns.
         """
         self._draining = True
         with suppress(TimeoutError):
@@ -157,7 +159,7 @@ class ClaimQueue:
         facts = {"driver": self._driver, "works": len(left)}
         logger.warning("work in flight canceled by the shutdown", extra=facts)
         for turn in left:
-            # A waiting turn must not start when the current owner of its claim ends.
+            # A waiting turn must not start when the turn before it ends.
             if turn.behind:
                 self._interrupt(turn.work)
         tasks = set(self._tasks)
@@ -176,17 +178,18 @@ class ClaimQueue:
 
     async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
         """
-        Undo entries that a crash, or an unavailable driver, left in a state.
+        Undo entries that a crash or an unavailable driver has left in a state.
 
-        The result omits claims that do not need to be undone, because work on them is in flight, or
-        because they have left that state.
+        The result does not include claims that need not be undone, because work on them is in
+        flight, or because they have left that state.
         """
         held = [uid for uid in uids if self.take(uid)]
         undone: dict[str, Undone] = {}
 
         def settled(results: Mapping[str, Undone]) -> None:
             undone.update(results)
-            # The driver may take minutes for another claim, so calls for this one continue now.
+            # Let calls for this claim continue now, because the driver may take minutes for another
+            # claim.
             for uid in results:
                 self.release(uid)
 
@@ -202,8 +205,8 @@ class ClaimQueue:
         self, work: Coroutine[Any, Any, ResultT], *, ended: Callable[[], None]
     ) -> ResultT:
         """Run work in a task of the queue, and always call `ended` afterwards. If the caller is
-        canceled, the work continues, because a driver call can take a long time; :meth:`cancel`
-        ends it."""
+        canceled, the work continues, because a driver call can take a long time. :meth:`cancel`
+        ends the work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
@@ -223,8 +226,8 @@ class ClaimQueue:
             raise
 
     async def prepare_again(self, claim: ClaimReference) -> ClaimResult:
-        """Prepare a prepared claim a second time, after all earlier turns. Meanwhile, the kubelet's
-        calls for the claim wait. An unprepare abandons this work."""
+        """Prepare a prepared claim a second time, after all earlier turns. Calls from the kubelet
+        for the claim wait in the meantime. An unprepare abandons this work."""
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
         turn = self._new("prepare", claim, again=True)
@@ -235,8 +238,8 @@ class ClaimQueue:
         return turn.work.result
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Unprepare a claim that the kubelet forgot, unless it has changed since it was read.
-        Return whether it is gone."""
+        """Unprepare a claim that the kubelet has forgotten, unless its entry has changed since it
+        was read. Return whether the entry is gone."""
         if not self.take(stale.uid):
             return False
         return await self._shield(
@@ -262,16 +265,16 @@ class ClaimQueue:
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
     ) -> dict[str, _WorkTurn]:
-        """Find or begin the work on each claim. A claim is missing from the result if too many
-        turns wait for it."""
+        """Join or begin the work on each claim. A claim is missing from the result if its queue is
+        full."""
         turns: dict[str, _WorkTurn] = {}
         free: list[_WorkTurn] = []
         joined: set[str] = set()
         for claim in claims:
             before = self._order.line(claim_key(claim.uid))
             last = before[-1] if before else None
-            # A prepared claim remains usable if its second prepare fails. A second prepare must not
-            # be the result of a call.
+            # Don't join a second prepare: if it fails, the claim remains usable, so its result must
+            # not become the result of a call.
             if (
                 isinstance(last, _WorkTurn)
                 and last.work.operation == operation
@@ -334,8 +337,8 @@ class ClaimQueue:
                 await self._engine.unprepare(works)
         except Exception:
             # The engine handles every expected failure. Any other exception is a bug in the plugin,
-            # and the kubelet must still get a response. The exception's message may contain
-            # anything, so only log it.
+            # but the kubelet must still get a response. Log the exception's message, but don't
+            # return it, because it may contain anything.
             facts = {"driver": self._driver, "operation": operation}
             logger.exception("engine failed", extra=facts)
             for work in works:
@@ -384,7 +387,7 @@ class ClaimQueue:
                     "seconds": round(seconds, 3),
                 },
             )
-        # A second prepare of a claim that is not prepared does nothing, so its result proves
+        # A second prepare of a claim that is not prepared does nothing, so its result means
         # nothing.
         nothing = work.again and answer.error is None and not answer.devices
         if answer.reason == NOT_DONE or nothing:

@@ -2,20 +2,21 @@
 Recovery: finishes work that a crash interrupted, and repairs CDI files that do not match the
 checkpoint.
 
-**Unfinished claims.** A `preparing` entry without work in flight is undone: the kubelet got no
-response for it, and asks again if it still needs the claim. An `unpreparing` entry is finished.
-Both wait if the driver is unavailable. Recovery finds them at the start, and within a few seconds
-after any write.
+**Unfinished claims.** A `preparing` entry without work in flight is undone: the kubelet did not get
+a response for it, and calls again if it still needs the claim. An `unpreparing` entry is finished.
+Both wait if the driver is unavailable. Recovery finds such entries at startup, and within a few
+seconds after any write.
 
-**Lost and outdated CDI files.** A running kubelet does not ask again for a claim that it considers
+**Lost and outdated CDI files.** A running kubelet does not request a claim again that it considers
 prepared, so a deleted file would cause an error only when a container restarts. The plugin restores
-it within 2 s: it compares files and entries whenever the directory has changed. At the start, it
-also compares the contents, because a second prepare stores the new row before the new file. The
-same applies to metadata files.
+such a file within 2 s: it compares files and entries whenever the directory has changed. At
+startup, it also compares the contents, because a second prepare stores the new row before it writes
+the new file. The same applies to metadata files.
 
 **Orphaned CDI files.** An entry is written before its file and deleted after it, so a file without
-an entry shows that entries were lost. Its containers may be running, so the plugin removes the file
-only after a grace period without a sign of use. Files of other programs are never removed.
+an entry shows that entries were lost. The containers of its claim may be running, so the plugin
+removes the file only after a grace period during which no check has found the claim in use. Files
+of other programs are never removed.
 
 **Lost entries.** After the checkpoint was damaged, :class:`Rebuilder` restores the entries from the
 sources that still contain them:
@@ -26,10 +27,10 @@ sources that still contain them:
     API server               the rest of a claim: requests, configs, admin access
 
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
-server's confirmation, its entry contains devices, but no requests or configs. This is enough to
-refuse the devices to other claims and to unprepare the claim. The kubelet's calls wait for a
-rebuild, but a rebuild never prevents the daemon from starting.
-:mod:`drakit_nodeplugin.state.quarantine` decides that entries were lost.
+server's confirmation, its entry contains devices, but no requests or configs. This is sufficient to
+keep other claims from getting the devices, and to unprepare the claim. The kubelet's calls wait for
+a rebuild, but a rebuild never prevents the daemon from starting.
+:mod:`drakit_nodeplugin.state.quarantine` decides whether entries were lost.
 
 :mod:`.unprepare` undoes a claim; :mod:`.stale` decides whether a prepared claim is still needed;
 :mod:`drakit_nodeplugin.state.cdi_files` reads and writes files. The module does not depend on
@@ -69,13 +70,14 @@ from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, St
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
-"""Time between two checks. An unavailable driver starts again within a second to a minute."""
+"""Time between two checks. A driver that has stopped is restarted after one second to one
+minute."""
 
 BATCH = 200
-"""The number of files that are written together. All of their contents are in memory."""
+"""Number of files to write at a time. The contents of all these files are in memory."""
 
 TICK_SECONDS = 0.05
-"""Two changes within this time may have the same timestamp. It is longer than the longest tick of
+"""Two changes within this time may have the same timestamp. The value exceeds the longest tick of
 common kernels (10 ms)."""
 
 
@@ -86,12 +88,13 @@ class Recovery:
         self._checkpoint = checkpoint
         self._queue = queue
         self._logged: set[str] = set()
-        """UIDs whose failure was logged. A failure is logged once, until the claim succeeds."""
+        """The UIDs of claims whose failure has been logged. It is not logged again until the claim
+        has succeeded."""
 
         self._failed: set[str] = set()
-        """UIDs that failed although the driver was available. Each is retried separately. If a
-        driver takes claims in batches, it returns one response for all of them, so a claim that
-        hangs would block the others."""
+        """The UIDs of claims that failed although the driver was available. Each is retried
+        separately. If a driver takes claims in batches, it returns one response for all of them, so
+        a claim that hangs would block the others."""
 
         self._left = True
         """Whether the last check left unfinished entries or failed."""
@@ -128,10 +131,10 @@ class Recovery:
 
     async def run(self) -> None:
         """
-        Check while any entry is unfinished, and after each write. Log failed checks.
+        Check periodically while any entry is unfinished, and after each write. Log failed checks.
 
-        A check does not wait for the previous one, which may hang for minutes in a driver while it
-        holds its claims.
+        A check does not wait for the previous one, which may hang in a driver for minutes, holding
+        the turns of its claims.
         """
         async with asyncio.TaskGroup() as group:
             while True:
@@ -162,7 +165,7 @@ class Recovery:
 
 
 class SpecRestorer:
-    """Restores the lost CDI files of one driver's prepared claims."""
+    """Restores lost CDI files of one driver's prepared claims."""
 
     def __init__(
         self,
@@ -184,8 +187,8 @@ class SpecRestorer:
 
     async def restore(self, *, compare: bool = False) -> int:
         """
-        Write the missing files, and return their number. With `compare`, also replace files whose
-        content does not match their row.
+        Write the missing files, and return how many were written. If `compare` is set, also replace
+        files whose content does not match their row.
 
         Restores only the files of claims that were prepared in this boot. After a reboot, the
         devices must be prepared again first, at the kubelet's request.
@@ -196,12 +199,12 @@ class SpecRestorer:
         try:
             missing |= prepared & await asyncio.to_thread(self._metadata.missing)
         except OSError as error:
-            unreadable = error  # claims without metadata still get their files
+            unreadable = error  # still restore the files of claims without metadata
         if compare:
             missing |= await self._outdated(prepared - missing)
         self._missing = bool(missing)
         restored = 0
-        # Skip claims in flight: their files are not lost.
+        # Skip claims with work in flight, because their files are not lost.
         with _free(self._queue, missing) as uids:
             for start in range(0, len(uids), BATCH):
                 restored += await self._restore(uids[start : start + BATCH])
@@ -239,7 +242,8 @@ class SpecRestorer:
             try:
                 same = self._specs.read(claim.uid) == claim.cdi_spec
             except OSError:
-                same = False  # the write reports the problem for this claim only
+                # Treat the file as outdated: the write reports the problem, for this claim only.
+                same = False
             if not same or self._metadata.differs(claim):
                 differing.add(claim.uid)
         return differing
@@ -257,7 +261,8 @@ class SpecRestorer:
         return len(outcome.written) - len(outcome.file_errors)
 
     async def run(self, poller: FilePoller) -> None:
-        """Compare whenever the directory has changed. Log failed comparisons and retry them."""
+        """Until canceled, compare whenever the directory has changed. Log and retry failed
+        comparisons."""
         while True:
             await poller.until(lambda: self._watch.changed() or self._missing)
             self._missing = True
@@ -285,11 +290,11 @@ class OrphanRemover:
         self._kubelet = kubelet
         self._settings = settings
         self._unclaimed: dict[str, Unclaimed] = {}
-        """Files without an entry, keyed by UID."""
+        """The grace periods of files without an entry, keyed by UID."""
 
     async def poll(self) -> int:
         """
-        Remove the files whose grace period has ended, and return their number.
+        Remove the files whose grace period has ended, and return how many were removed.
 
         Raises CheckpointError, OSError.
         """
@@ -335,7 +340,7 @@ class OrphanRemover:
 
 @contextmanager
 def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
-    """Take the turns of those claims that have no work in flight."""
+    """Take the turns of the claims without work in flight, and yield their UIDs."""
     held = [uid for uid in sorted(uids) if queue.take(uid)]
     try:
         yield held
@@ -347,7 +352,8 @@ def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
 # ---------------------------------------------------------------- lost entries
 
 REBUILD_SECONDS = 15.0
-"""Time limit for one attempt. The kubelet's calls, which have 45 s, wait for it."""
+"""Time limit for one attempt to rebuild. The kubelet's calls, which have a timeout of 45 s, wait
+for it."""
 
 FETCH_SECONDS = 7.0
 """Time limit for reading all claims from the API server. The query to the kubelet that precedes it
@@ -357,36 +363,35 @@ LABELS_SECONDS = 4.0
 """Time limit for reading the node's labels, which node selectors of claims need."""
 
 AGAIN_SECONDS = 60.0
-"""Pause after an attempt in which the kubelet did not list all its pods."""
+"""Pause after an attempt in which the kubelet did not list all of its pods."""
 
 ATTEMPTS = 10
-"""After this many attempts, a rebuild ends even without a response from the kubelet, because a site
-may deny access to the kubelet."""
+"""Maximum number of attempts without a response from the kubelet. A site may deny access to the
+kubelet."""
 
 _PARALLEL = 8
-"""Number of claims that are read concurrently."""
+"""Number of claims to read concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rebuilt:
-    """The outcome for the lost entries."""
+    """The outcome of a rebuild."""
 
     complete: tuple[str, ...] = ()
-    """Claims (namespace/name) that are fully restored."""
+    """The claims (namespace/name) that were fully restored."""
 
     incomplete: tuple[str, ...] = ()
-    """Claims whose devices are known, but not their requests and configs."""
+    """The claims whose devices are known, but whose requests and configs are not."""
 
     lost: tuple[str, ...] = ()
-    """UIDs of claims that have a CDI file but no name, or whose entry could not be written, and
-    names of claims whose UID is unknown."""
+    """The UIDs of claims that have a CDI file but whose name is unknown, or whose entry could not
+    be written, and the names of claims whose UID is unknown."""
 
     error: str | None = None
     """The reason why the rebuild ended early, or None."""
 
     pods: PodView = PodView.UNKNOWN
-    """The completeness of the kubelet's pod list. If pods are missing, a later attempt may find
-    more."""
+    """Whether the kubelet's pod list was complete. If not, a later attempt may find more claims."""
 
     def __str__(self) -> str:
         parts = [
@@ -405,7 +410,7 @@ def _number_of_claims(found: Collection[str]) -> str:
 
 
 class Rebuilder:
-    """Rebuilds the entries of one driver."""
+    """Rebuilds the lost entries of one driver."""
 
     def __init__(self, parts: ClaimDependencies, *, kubelet: KubeletClaimView) -> None:
         self._parts = parts
@@ -413,7 +418,7 @@ class Rebuilder:
         self._checkpoint = parts.checkpoint
         self._kubelet = kubelet
         self.damaged = False
-        """Whether entries were lost since the start."""
+        """Whether entries have been lost since startup."""
 
     async def run(
         self,
@@ -423,7 +428,7 @@ class Rebuilder:
         report: Callable[[str, str], None],
     ) -> None:
         """
-        Rebuild whenever entries were lost, then set the event for which claims wait.
+        Rebuild whenever entries have been lost, and then set the event that claims wait for.
 
         `report` is called once for each damage, with the outcome of the first attempt.
         """
@@ -440,7 +445,7 @@ class Rebuilder:
             self.damaged = True
             attempts = attempts + 1 if reported == damage else 1
             outcome, final = await self._attempt(last=attempts >= ATTEMPTS)
-            # Waiting cannot improve the result, so let the claims continue now.
+            # Let the claims continue now, because waiting longer cannot improve the result.
             rebuilt.set()
             if reported != damage:
                 reported = damage
@@ -449,7 +454,8 @@ class Rebuilder:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _attempt(self, *, last: bool) -> tuple[str, bool]:
-        """Rebuild once. Return the outcome, and whether a later attempt would not find more."""
+        """Rebuild once. Return the outcome, and whether it is final: a later attempt would not find
+        more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LABELS_SECONDS):
                 while self._parts.node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
@@ -468,7 +474,7 @@ class Rebuilder:
             return f"it could not be rebuilt: {why}", False
 
     async def rebuild(self) -> Rebuilt:
-        """Write the entries that the sources contain. Existing entries remain unchanged."""
+        """Write the entries found in the sources. Existing entries remain unchanged."""
         try:
             async with asyncio.timeout(REBUILD_SECONDS):
                 rebuilt = await self._rebuild()
@@ -510,7 +516,7 @@ class Rebuilder:
         )
 
     def _read(self, uid: str) -> str | None:
-        """Return the content of a claim's CDI file, or None if there is no readable file."""
+        """Return the content of a claim's CDI file, or None if it cannot be read."""
         try:
             return self._parts.specs.read(uid) or None
         except OSError as error:
@@ -519,7 +525,8 @@ class Rebuilder:
             return None
 
     async def _confirm(self, listed: Collection[StoredClaim]) -> dict[str, StoredClaim]:
-        """Read the claims from the API server, and return the entries that it confirms."""
+        """Read the claims from the API server, and return the entries that it confirms, keyed by
+        UID."""
         confirmed: dict[str, StoredClaim] = {}
         line = iter(listed)
 
@@ -538,8 +545,8 @@ class Rebuilder:
                         },
                     )
                     continue
-                # If the devices differ from the kubelet's list, the claim has been allocated again
-                # since.
+                # If the devices differ from those in the kubelet's list, the claim has since been
+                # reallocated.
                 if device_keys(wanted.devices) == device_keys(entry.devices):
                     confirmed[entry.uid] = _confirmed(entry, wanted)
 
@@ -553,8 +560,7 @@ class Rebuilder:
         return confirmed
 
     async def _wanted(self, entry: StoredClaim) -> StoredClaim:
-        """Read and check a claim. Don't keep a reference to the claim, because it can take 20
-        MiB."""
+        """Read and check a claim. Keep no reference to the claim object, which can take 20 MiB."""
         reference = entry.reference
         return wanted_claim(
             await self._parts.source.fetch(reference, timeout_seconds=FETCH_SECONDS),
@@ -569,8 +575,8 @@ class Rebuilder:
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries. Return the entries that are in the checkpoint afterwards."""
-        # Write confirmed claims first, then claims that the kubelet lists as shares. If two claims
-        # have the same device, the one whose write is refused must have admin access.
+        # Write confirmed claims first, and then claims that the kubelet lists with shares. If two
+        # claims then have the same device, the claim whose write is refused must have admin access.
         ordered = sorted(entries, key=_uncertainty)
         outcome = await self._checkpoint.write(ordered)
         beside = [
@@ -582,20 +588,20 @@ class Rebuilder:
             if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
-        # In the meantime, the kubelet's calls have written these.
+        # These entries have been written by calls from the kubelet in the meantime.
         known = await self._checkpoint.find([*outcome.changed, *second.changed])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
 
 
 def _uncertainty(entry: StoredClaim) -> int:
-    """Return a rank of an entry that expresses the uncertainty of its holds."""
+    """Return how uncertain the holds of an entry are, as a sort key."""
     if entry.rebuilt == "confirmed":
         return 0
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
 
 
 def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
-    """Complete an entry with the API server's data. Only the kubelet has the CDI names."""
+    """Complete an entry with data from the API server. Only the kubelet has the CDI names."""
     names = {(d.pool, d.device, d.share_id): d.cdi_devices for d in entry.devices}
     devices = tuple(
         replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
@@ -612,7 +618,8 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
 
 def _with_numbers(entry: StoredClaim) -> StoredClaim:
     """Add the device numbers in the CDI file, which lists devices in the order of the allocation.
-    If the kubelet lists only some of the devices, the first one gets all numbers."""
+    If the numbers of devices differ, because the kubelet lists only some of them, the first device
+    gets all device numbers."""
     if not entry.cdi_spec or not entry.devices:
         return entry
     try:
@@ -621,7 +628,7 @@ def _with_numbers(entry: StoredClaim) -> StoredClaim:
             for device in children(orjson.loads(entry.cdi_spec), "devices")
         ]
     except (AttributeError, TypeError, ValueError):
-        return entry  # runtimes cannot read the file either
+        return entry  # container runtimes cannot read the file either
     if len(found) != len(entry.devices):
         found = [[*chain.from_iterable(found)], *([] for _ in entry.devices[1:])]
     devices = [
@@ -639,8 +646,8 @@ def _node(node: Object) -> StoredNode | None:
 
 
 def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredClaim]:
-    """Return the claims of a driver that containers use, with each device once and in the order of
-    the allocation. Requests and admin access are unknown."""
+    """Return a driver's claims that are in use by containers. Each device occurs once, in the order
+    of the allocation. Requests and admin access are unknown."""
     found: dict[str, StoredClaim] = {}
     for device in claims.devices:
         stored = StoredDevice(
@@ -656,10 +663,10 @@ def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredC
                 namespace=device.namespace,
                 name=device.claim,
                 state="prepared",
-                # No source reports whether it was prepared in this boot: the kubelet's list and
-                # the CDI directory can outlive a reboot. Its containers may be running, so the
-                # entry belongs to this boot; the driver still prepares it again when the
-                # kubelet asks.
+                # No source shows whether the claim was prepared in this boot: the kubelet's list
+                # and the CDI directory can outlive a reboot. Use the current boot ID, because its
+                # containers may be running. The driver still prepares the claim again when the
+                # kubelet requests it.
                 boot_id=boot_id,
                 rebuilt="listed",
                 devices=(),

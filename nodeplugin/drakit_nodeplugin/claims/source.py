@@ -1,6 +1,5 @@
 """
-Reads claims from the API server within the time limit for a kubelet's call, and writes their
-status.
+Reads claims from the API server within the time limit for a kubelet call, and writes their status.
 
 :mod:`.allocation` checks the claims.
 
@@ -41,8 +40,9 @@ class ApiClaims:
     """
     Reads claims in the served API version, through a session that may not be connected yet.
 
-    It assumes ``v1``, which every cluster since 1.34 serves, so that no claim waits for discovery.
-    It queries the served versions only if the API itself is missing, not only the claim.
+    The first read uses ``v1``, which every cluster since 1.34 serves, so that no claim waits for
+    discovery. The served versions are queried only if the API itself is missing, rather than just
+    the claim.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class ApiClaims:
         *,
         observe: Callable[[float, FetchResult], None] = lambda _seconds, _result: None,
     ) -> None:
-        """Create the reader. `observe` receives the duration and the result of each read for which
-        the caller waited."""
+        """Create the reader. `observe` is called with the duration and the result of each read
+        whose caller did not give up."""
         self._session = session
         self._observe = observe
         self._version = VERSIONS[0]
         self._asking = asyncio.Lock()
         self._asked = 0
-        """The number of version queries to which the API server has responded."""
+        """The number of version queries that the API server has responded to."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """
@@ -73,7 +73,7 @@ class ApiClaims:
             try:
                 claim = parse_claim(body)
             except (AttributeError, KeyError, TypeError) as error:
-                # A proxy's response must not fail the pod's other claims.
+                # An invalid response from a proxy must not fail the pod's other claims.
                 cause = "the response is not a ResourceClaim; check proxies of the API server"
                 raise ClaimFetchError(claim=str(reference), cause=cause) from error
         except ClaimError as error:
@@ -97,7 +97,7 @@ class ApiClaims:
         *,
         field_manager: str,
     ) -> None:
-        """Set exactly these fields in the status of a claim that :meth:`body` has read, if the
+        """Set exactly these fields in the status of a claim that was read with :meth:`body`, if the
         claim still has this UID. Raises :class:`ApiError`."""
         await self._session.result().apply(
             f"{_path(reference, self._version)}/status",
@@ -125,14 +125,15 @@ class ApiClaims:
         except UnreadableError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
-            # A response from an overloaded server also proves nothing about the claim.
+            # A response from an overloaded server proves nothing about the claim either.
             raise NoResponseError(claim=name, cause="the API server does not respond") from None
         except VersionNotServedError as error:
             raise NoResponseError(claim=name, cause=str(error)) from None
         except NotFoundError as error:
             if _is_of(reference, error):
                 raise ClaimGoneError(claim=name) from None
-            # The API is missing, not the claim: the server is being upgraded, or a proxy responded.
+            # The API is missing, rather than the claim: the server is being upgraded, or a proxy
+            # responded.
             raise NoResponseError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
@@ -152,7 +153,7 @@ class ApiClaims:
                 return await session.get(_path(reference, served))
 
     async def _ask(self, session: Session, *, asked: int) -> str:
-        """Query the served version, once for all claims that found the API missing."""
+        """Query the served version. All claims that found the API missing share one query."""
         async with self._asking:
             if self._asked == asked:
                 self._version = await served_version(session, GROUP, VERSIONS)

@@ -1,14 +1,14 @@
 """
-Stale claims: entries of the checkpoint that the kubelet will never ask to unprepare.
+Unprepares stale claims: checkpoint entries that the kubelet will never ask to unprepare.
 
 The kubelet unprepares the claims that it tracks. It forgets a claim if its own checkpoint was lost,
-if the node was disconnected while its pods were deleted, or if the claim was deallocated meanwhile.
-Such a claim would hold its devices forever. The plugin unprepares it as if the kubelet had called,
-but only after two checks that are a grace period apart. In both checks, the API server must report
-that the claim no longer matches the entry. The plugin never unprepares a claim while the kubelet
-lists it, or does not list all its pods.
+if the node was disconnected while its pods were deleted, or if the claim was deallocated in the
+meantime. Such a claim would hold its devices forever. The plugin unprepares it as if the kubelet
+had called, but only after two checks that are a grace period apart. In both checks, the API server
+must report that the claim no longer matches the entry. The plugin never unprepares a claim while
+the kubelet lists it, or while the kubelet's list is incomplete.
 
-The claim queue does the unprepare. The module does not depend on drivers, gRPC or HTTP.
+The claim queue performs the unprepare. The module does not depend on drivers, gRPC or HTTP.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ FETCH_SECONDS = 5.0
 """Time limit for reading a claim from the API server. No call waits for it."""
 
 COLLECT_SECONDS = 40.0
-"""Time limit for one unprepare, as for a call of the kubelet. Unfinished work continues later from
-the checkpoint."""
+"""Time limit for one unprepare, as for a kubelet call. Unfinished work continues later, from the
+checkpoint."""
 
 
 class StaleReason(StrEnum):
@@ -65,7 +65,7 @@ class StaleReason(StrEnum):
     ELSEWHERE = "elsewhere"
     """The claim is allocated for another node."""
     REALLOCATED = "reallocated"
-    """The claim has other devices of the driver, or none."""
+    """The claim is now allocated different devices of the driver, or none."""
 
 
 _REASONS: Mapping[type[ClaimError], StaleReason] = {
@@ -80,11 +80,11 @@ def stale_reason(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
-    Return the reason why an entry in any state is stale, or None if it is not stale or that is
-    unknown.
+    Return the reason why an entry, in any state, is stale. None if the entry is not stale, or if
+    that is unknown.
 
-    `found` is the claim with the entry's name in the API server, or None. Only devices matter: if
-    configs change for the same devices, the kubelet retries.
+    `found` is the claim that has the entry's name in the API server, or None. Only devices are
+    compared: if only the configs have changed, the kubelet retries by itself.
     """
     if found is None:
         return StaleReason.GONE
@@ -103,28 +103,28 @@ def stale_reason(
 
 
 FETCHES_PER_SECOND = 20.0
-"""Rate limit for reading claims from the API server, because every node of a cluster reads them."""
+"""Rate limit for reading claims from the API server. Every node in the cluster reads claims."""
 
 PARALLEL = 8
-"""Number of claims that are read or unprepared concurrently."""
+"""Number of claims to read or unprepare concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Suspect:
-    """An entry that was stale in a check, and in all later checks with a response."""
+    """An entry that was found to be stale, and still was in all later checks with a response."""
 
     generation: int
     reason: StaleReason
     unclaimed: Unclaimed
     logged: bool = False
-    """Whether a failure to unprepare the claim was logged. It is logged only once."""
+    """Whether a failure to unprepare the claim has been logged. Failures are logged only once."""
 
 
 class StaleCollector:
     """
-    Finds stale claims of one driver, and passes them on to be unprepared.
+    Finds stale claims of one driver, and has them unprepared.
 
-    An entry that is not stale has no cost between two checks. The collector does not ask the API
+    An entry that is not stale has no cost between checks. The collector does not query the API
     server about claims that the kubelet lists.
     """
 
@@ -141,8 +141,9 @@ class StaleCollector:
     ) -> None:
         """
         Create a collector. `registered` is set once the kubelet has registered the driver. Each
-        check calls `remove_orphans` first. `unprepare` receives an entry as it was read, and
-        returns whether the entry is gone. It must not change an entry that has changed since.
+        check calls `remove_orphans` first. `unprepare` is called with an entry as it was read, and
+        returns whether the entry is gone. If the entry has since changed, `unprepare` must leave it
+        alone.
         """
         self._driver = parts.driver
         self._node = parts.node
@@ -162,7 +163,7 @@ class StaleCollector:
         loop, period = asyncio.get_running_loop(), self._settings.period
         while True:
             # Check at multiples of the period, so that the collectors of all drivers check at the
-            # same time and share a response of the kubelet.
+            # same time and share one response from the kubelet.
             pause = period - loop.time() % period
             await asyncio.sleep(pause if pause > period / 2 else pause + period)
             try:
@@ -174,7 +175,8 @@ class StaleCollector:
                 )
 
     async def poll(self) -> int:
-        """Check once. Return the number of collected claims. Raises CheckpointError, OSError."""
+        """Check once. Return the number of claims that were unprepared. Raises CheckpointError,
+        OSError."""
         if not self._registered.is_set():
             return 0
         await self._remove_orphans()
@@ -192,13 +194,13 @@ class StaleCollector:
             reasons, silent = await self._reasons_of(free)
             due = [e for e in free if e.uid in reasons and self._is_due(e, reasons[e.uid], claims)]
             collected += await self._collect(due)
-            if silent:  # the next check asks again, and keeps the suspects
+            if silent:  # keep the suspects, because the next check asks again
                 return collected
         self._suspects = {uid: s for uid, s in self._suspects.items() if uid in seen}
         return collected
 
     def _used(self, entry: StoredClaim, claims: KubeletClaims) -> bool:
-        """Return whether the kubelet lists an entry, which restarts its grace period."""
+        """Return whether the kubelet lists an entry. If so, restart the entry's grace period."""
         if not claims.holds(entry):
             return False
         self._suspects.pop(entry.uid, None)
@@ -207,8 +209,9 @@ class StaleCollector:
     async def _reasons_of(
         self, entries: Sequence[StoredClaim]
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
-        """Ask the API server about claims. Return its verdicts, and whether it did not respond. In
-        that case, the server is unavailable or overloaded, so stop asking."""
+        """Check claims against the API server. Return the result for each claim, keyed by UID, and
+        whether the server did not respond. In that case, it is unavailable or overloaded, so send
+        no further requests."""
         limiter = self._limiter or RateLimiter(burst=1, per_second=FETCHES_PER_SECOND)
         self._limiter = limiter
         reasons: dict[str, StaleReason | None] = {}
@@ -236,8 +239,8 @@ class StaleCollector:
         return reasons, silent
 
     async def _reason_of(self, entry: StoredClaim) -> StaleReason | None:
-        """Read the claim of an entry and decide. Don't keep a reference to the claim, because it
-        can take 20 MiB."""
+        """Read the claim of an entry, and return the reason why the entry is stale, if it is. Keep
+        no reference to the claim object, which can take 20 MiB."""
         try:
             found = await self._source.fetch(entry.reference, timeout_seconds=FETCH_SECONDS)
         except ClaimGoneError:
@@ -247,7 +250,7 @@ class StaleCollector:
     def _is_due(
         self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
     ) -> bool:
-        """Record the verdict on an entry. Return whether its grace period has ended."""
+        """Record the result of a check for an entry. Return whether its grace period has ended."""
         if reason is None:
             self._suspects.pop(entry.uid, None)
             return False
@@ -262,8 +265,8 @@ class StaleCollector:
         return unclaimed.due(claims, self._settings)
 
     async def _listed(self) -> KubeletClaims:
-        """Ask the kubelet. An incomplete list ends all grace periods, including those of entries
-        that this poll has not reached."""
+        """Query the kubelet. An incomplete list resets all grace periods, including those of
+        entries that this poll has not reached yet."""
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
             # The kubelet has just started, so earlier checks are no longer valid.
@@ -276,10 +279,12 @@ class StaleCollector:
         return claims
 
     async def _collect(self, due: Sequence[StoredClaim]) -> int:
-        """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
+        """Unprepare entries, unless the kubelet now lists them, or its list is incomplete. Return
+        how many are gone."""
         if not due:
             return 0
-        # Ask again, because reading the claims of a page may have taken half a minute.
+        # Query the kubelet again, because reading the claims of a page may have taken half a
+        # minute.
         claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
             return 0

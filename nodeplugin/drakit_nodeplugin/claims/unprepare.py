@@ -2,13 +2,14 @@
 Unprepares claims: releases the devices of a checkpoint entry, regardless of its state.
 
 The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway,
-reallocated claims, entries that a crash left, and stale claims. It needs only the entry, but
-neither the API server nor the claim object.
+reallocated claims, entries left by a crash, and stale claims. It needs only the entry: neither the
+API server nor the claim object is required.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
 
 After a crash at any step, the work continues from the entry. A claim keeps its entry, and therefore
-its device, until its driver has confirmed. :mod:`.queue` decides when to work on a claim.
+its devices, until its driver has confirmed the unprepare. :mod:`.queue` decides when to work on a
+claim.
 
 Does not depend on gRPC, HTTP or SQLite.
 """
@@ -39,7 +40,7 @@ from drakit_nodeplugin.state.records import State, StoredClaim
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 20.0
-"""Maximum wait for the rebuild of a damaged checkpoint: half of a call's timeout."""
+"""Maximum time to wait for the rebuild of a damaged checkpoint: half of a call's timeout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,8 @@ class Undone:
     """The error that prevents the removal of the entry. None if the entry is gone."""
 
     waiting: bool = False
-    """Whether the driver is unavailable, or still releasing a device. Containers no longer get any
-    part of the claim, but its devices remain held until the driver has confirmed."""
+    """Whether the driver is unavailable, or still releasing a device. New containers can no longer
+    use the claim, but its devices remain held until the driver has confirmed the unprepare."""
 
 
 class Unpreparing:
@@ -60,11 +61,11 @@ class Unpreparing:
     def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
         self.rebuilt = asyncio.Event()
-        """Set after a damaged checkpoint was rebuilt."""
+        """Set once a damaged checkpoint has been rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
-        """Unprepare claims for the kubelet, from the checkpoint only. For an unknown claim, this
-        succeeds."""
+        """Unprepare claims for the kubelet, using only the checkpoint. Unprepare succeeds for an
+        unknown claim."""
         if not await self.is_complete(works):
             return
         parts = self._parts
@@ -72,7 +73,7 @@ class Unpreparing:
         try:
             known = dict(await parts.checkpoint.find(asked))
             if unknown := asked.keys() - known.keys():
-                # After damage, a file may remain without an entry.
+                # After checkpoint damage, a file may exist without an entry.
                 found, unremoved = await parts.checkpoint.clear(unknown)
                 known |= found
                 for uid in unknown - found.keys():
@@ -91,8 +92,8 @@ class Unpreparing:
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
-        Wait until a damaged checkpoint is rebuilt. If that takes too long, refuse the requested
-        work.
+        Wait until a damaged checkpoint has been rebuilt. If that takes too long, set errors for the
+        requested work, and return False.
 
         Devices whose entry is missing must not be prepared for other claims, and must not be
         reported as unprepared.
@@ -135,14 +136,14 @@ class Unpreparing:
         state: State,
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo entries that a crash, or an unavailable driver, left in a state. Skip entries that
+        """Undo entries that a crash or an unavailable driver has left in a state. Skip entries that
         are no longer in that state."""
         found = await self._parts.checkpoint.find(uids)
         await self.undo([claim for claim in found.values() if claim.state == state], settled)
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Undo a claim that the kubelet will not unprepare, unless it has changed since it was
-        read. Return whether it is gone."""
+        """Undo a claim that the kubelet will not unprepare, unless its entry has changed since it
+        was read. Return whether the entry is gone."""
         claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
         if claim is None or claim.generation != stale.generation:
             return False
@@ -153,8 +154,8 @@ class Unpreparing:
         claims: Collection[StoredClaim],
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo claims concurrently. `settled` is called once with the UID and the result of each
-        claim, as soon as the result is known."""
+        """Undo claims concurrently. `settled` is called once for each claim, with its UID and
+        result, as soon as the result is known."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._mark_unpreparing(claims)
         if failed:
@@ -185,8 +186,8 @@ class Unpreparing:
     async def _mark_unpreparing(
         self, claims: Collection[StoredClaim]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
-        """Store the intent for claims that need a driver call, unless their entry already shows
-        it."""
+        """Store the intent to unprepare for claims that need a driver call, unless their entry
+        already contains it."""
         checkpoint = self._parts.checkpoint
         due: list[StoredClaim] = []
         begun: dict[str, StoredClaim] = {}
@@ -206,13 +207,13 @@ class Unpreparing:
         }
 
     def _needs_driver(self, claim: StoredClaim) -> bool:
-        """Return whether there may be something to undo. Both the traits at the time of the prepare
-        and the current traits of the driver matter, because an update can add or remove side
+        """Return whether there may be something to undo. Both the driver's traits at the time of
+        the prepare and its current traits matter, because an update can add or remove side
         effects."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
     def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
-        """Complete a rebuilt entry with the counter sets of its devices, because calls for the same
+        """Complete a rebuilt entry with the consumption of its devices, because calls for the same
         counter sets must not overlap."""
         if any(device.consumes is None for device in claim.devices):
             parts = self._parts
@@ -227,11 +228,11 @@ class Unpreparing:
         errors: Mapping[str, ClaimError],
         rolled_back: Collection[str],
     ) -> Mapping[str, Undone]:
-        """Remove the files and entries of the claims whose driver has confirmed, in one step. The
-        claims in `rolled_back` were never prepared."""
+        """In one step, remove the files and entries of the claims whose driver has confirmed the
+        unprepare. The claims in `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            # The pod can terminate even though the driver has not confirmed.
+            # The pod can terminate although the driver has not confirmed the unprepare yet.
             cause = error.__cause__
             pending = isinstance(cause, DeviceFailedError) and cause.pending
             if pending or isinstance(cause, EndpointStoppedError):

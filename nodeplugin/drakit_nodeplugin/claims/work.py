@@ -1,6 +1,6 @@
 """
 The work on one claim and its result, the dependencies of the engine, and the steps that prepare and
-unprepare share: waiting for drivers, error messages, log facts.
+unprepare share: waiting for drivers, error messages and log fields.
 
 :mod:`.queue` decides when work on a claim starts; :mod:`.prepare` and :mod:`.unprepare` do the
 work.
@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 FIRST_GROUP_SECONDS = 0.02
-"""How long the first group of results waits for unfinished calls. The time doubles for each further
-group."""
+"""How long the first group of results waits for further calls to finish. The time doubles for each
+subsequent group."""
 
 LONGEST_GROUP_SECONDS = 1.0
 
@@ -65,12 +65,12 @@ Operation = Literal["prepare", "unprepare"]
 Step = Literal["queue", "fetch", "wait", "driver", "checkpoint", "undo"]
 """
 A step of a prepare, as a metric label: waiting for earlier work on the claim; reading from the API
-server; waiting for unlisted devices or for calls for the same hardware; the driver's call; the
-checkpoint with the CDI files; undoing an earlier allocation or a failed prepare.
+server; waiting for unlisted devices or for calls for the same hardware; the driver call; writing
+the checkpoint and CDI files; undoing an earlier allocation or a failed prepare.
 """
 
 GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
-"""The operation as it appears in messages."""
+"""The operation as a gerund, for messages."""
 
 
 # ---------------------------------------------------------------- one claim's work
@@ -81,20 +81,21 @@ class KubeletDevice:
     """A device of a prepared claim, in the form that the kubelet expects."""
 
     requests: tuple[str, ...]
-    """Base request names, without ``/subrequest``, because pods refer to requests by these
-    names."""
+    """The base names of the requests, without ``/subrequest``, because pods refer to requests by
+    these names."""
 
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """Qualified CDI names (``vendor/class=name``): ours first, then those of other CDI files."""
+    """Qualified CDI names (``vendor/class=name``): the plugin's own first, and then those from
+    other CDI files."""
 
     share_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimResult:
-    """The devices of a claim, or the reason for the failure."""
+    """The result for a claim: its devices, or the reason for the failure."""
 
     devices: tuple[KubeletDevice, ...] = ()
 
@@ -106,15 +107,15 @@ class ClaimResult:
     """A message for the pod's Event. None on success."""
 
     reason: str | None = None
-    """The reason for metrics and Events: one of a closed set of words, without data. None on
-    success."""
+    """The reason for metrics and Events: one of a fixed set of words, without variable data. None
+    on success."""
 
     had_status: bool | None = field(default=None, compare=False)
-    """Whether the claim's status had entries of this driver when it was read. None if it was not
-    read."""
+    """Whether the claim's status contained entries of this driver when the claim was read. None if
+    the claim was not read."""
 
     renumbered: tuple[str, ...] = ()
-    """A clause for each device that got a different device number while its claim was prepared."""
+    """A clause for each device whose device number changed while its claim was prepared."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -130,24 +131,27 @@ class ClaimWork:
     """See :attr:`ClaimResult.had_status`."""
 
     result: ClaimResult | None = None
-    """Set once, as soon as this claim is done, even if its batch is not."""
+    """The result. Set once, as soon as the work on this claim is done, even if its batch is not."""
 
     abandoned: bool = False
-    """Whether an unprepare waits for this work. If so, the work must end soon, with an error."""
+    """Whether an unprepare is waiting for this work. If so, the work must end soon, with an
+    error."""
 
     on_abandon: Callable[[], object] | None = None
     """Ends the current wait. Set only while the work waits for something that can be abandoned."""
 
     on_result: Callable[[ClaimResult], None] | None = None
-    """Called immediately with the result. It must return immediately, and must not raise."""
+    """Called as soon as the result is set. Must return immediately, and must not raise."""
 
     finished: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Resolved with the result. Several calls may wait for it, so a wait must not cancel it."""
+    """Resolved with the result. Several calls may wait for it, so canceling one of them must not
+    cancel the future."""
 
     step_seconds: dict[Step, float] = field(default_factory=dict[Step, float])
-    """The time in each step so far. After the result, their sum is the duration of the work."""
+    """The time spent in each step so far, in seconds. Once the result is set, the sum is the
+    duration of the work."""
 
     _step: Step = "queue"
     _step_began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
@@ -160,7 +164,7 @@ class ClaimWork:
         self._step, self._step_began = step, now
 
     def abandon(self) -> None:
-        """Abandon the work, whether it has begun or not."""
+        """Abandon the work, whether or not it has begun."""
         self.abandoned = True
         if self.on_abandon is not None:
             self.on_abandon()
@@ -199,7 +203,7 @@ class ClaimDependencies:
     metadata: MetadataFiles
     limits: OpaqueParameters
     name_all_holders: bool = False
-    """Whether errors, which the pod's owner can read, name claims of other namespaces."""
+    """Whether errors, which the pod's owner can read, can name claims in other namespaces."""
 
 
 # ---------------------------------------------------------------- shared steps
@@ -217,7 +221,7 @@ async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> lis
 async def workers(
     work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
 ) -> None:
-    """Process the items of a queue with a worker, in at most `parallel` tasks."""
+    """Run a worker that takes items from a shared queue, in at most `parallel` concurrent tasks."""
     async with asyncio.TaskGroup() as group:
         for _ in range(min(parallel, items)):
             group.create_task(work())
@@ -225,13 +229,13 @@ async def workers(
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _CallPlace(Place):
-    """The position of a driver call in the order for its hardware."""
+    """The place of a driver call in the queues for its hardware."""
 
     batch: Sequence[AllocatedClaim]
 
 
 def waits_for_hardware(order: Order, uid: str) -> bool:
-    """Return whether a driver call for a claim waits for another one."""
+    """Return whether the driver call for a claim is waiting for another call."""
     return any(
         isinstance(place, _CallPlace)
         and place.behind > 0
@@ -250,14 +254,14 @@ async def call_driver(
     works: Mapping[str, ClaimWork] = MappingProxyType({}),
 ) -> None:
     """
-    Call the driver for claims, each in its turn among the calls for its hardware.
+    Call the driver for claims. Each call waits for its turn among the calls for the same hardware.
 
     If the driver takes batches, all claims that need not wait share one call, which has one place
-    for all of their hardware. Each other claim has a separate call.
+    for all of their hardware. Every other claim has a separate call.
 
-    `on_results` receives the results, keyed by UID, in groups. Calls that end at the same time, as
-    in a batch, form one group, so that one transaction stores them. A slow call delays the other
-    calls only briefly.
+    `on_results` is called with groups of results, keyed by UID. Calls that end at about the same
+    time form one group, so that one transaction stores their results. A slow call delays the other
+    results only briefly.
     """
     places: list[_CallPlace] = []
     for claim in claims:
@@ -269,11 +273,11 @@ async def call_driver(
             keys={key for place in free for key in place.keys},
             batch=[item for place in free for item in place.batch],
         )
-        # Calls that need not wait go first, because calls that wait may need the same hardware.
+        # Enter calls that need not wait first, because waiting calls may need the same hardware.
         places = [*([together] if free else ()), *(each for each in places if each not in free)]
     for place in places:
         parts.order.enter(place)
-    if len(places) == 1:  # no separate task needed
+    if len(places) == 1:  # a single call does not need a separate task
         try:
             results = await _call(parts, operation, call, places[0], works)
         finally:
@@ -304,8 +308,8 @@ async def _call(
     works: Mapping[str, ClaimWork],
 ) -> Mapping[str, ResultT | DeviceFailedError]:
     """
-    Make one call in its turn. The wait, or the call, is canceled when all its claims are abandoned;
-    the call is also canceled on its timeout.
+    Make one call when it is its turn. The wait, or the call, is canceled when all of its claims are
+    abandoned. The call is also canceled when it times out.
 
     A canceled call keeps its place until it has ended, because its cleanup may undo changes before
     the next call can start.
@@ -331,7 +335,7 @@ async def _call(
                 for work in own:
                     work.begin_step("driver")
                 limit.reschedule(loop.time() + CALL_SECONDS)
-            if own and all(work.abandoned for work in own):  # abandoned a moment ago
+            if own and all(work.abandoned for work in own):  # the claims have just been abandoned
                 raise TimeoutError
             return await call(batch)
     except TimeoutError:
@@ -346,7 +350,7 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[KubeletDevi
     """
     Return the devices of an entry in the form that the kubelet expects.
 
-    A container gets all devices of a claim, or those of one request. The kubelet does not
+    A container gets either all devices of a claim or those of one request. The kubelet does not
     deduplicate CDI names, so each request lists a name only once.
     """
     listed: set[tuple[str, str]] = set()
@@ -425,7 +429,8 @@ def refused(claim: StoredClaim, outcome: WriteOutcome, *, name_all_holders: bool
 
 
 def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_holders: bool) -> str:
-    """Return a claim's name for an error in an Event of the reader's namespace."""
+    """Return how to refer to a claim in an error that is shown in an Event in the reader's
+    namespace."""
     if all_holders or holder.namespace == reader.namespace:
         return str(holder)
     logger.info(
@@ -436,7 +441,7 @@ def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_hol
 
 
 def facts_of(driver: str, claims: Iterable[StoredClaim]) -> dict[str, str]:
-    """Return log facts that name all claims and their devices in one log line, because one line per
+    """Return the log fields that list all claims and their devices in one log line. One line per
     claim would cost more than the transaction."""
     listed = list(claims)
     return {

@@ -1,1 +1,1 @@
-"""The device manager: the devices of each driver, and access to that driver."""
+"""The device manager: tracks the devices of each driver, and provides access to the driver."""

@@ -1,9 +1,10 @@
 """
-The number of devices by state, for metrics and reports.
+Device counts by state, for metrics and reports.
 
 Each device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
 tainted, free. Therefore, the numbers of all states add up to the devices that are published or
-held. A node does not read DeviceTaintRules, so only taints in the slices matter.
+held. The node plugin does not read DeviceTaintRules, so only the taints in slices are taken into
+account.
 
 Does not depend on the database.
 """
@@ -25,11 +26,10 @@ class DeviceCounts:
     """Devices that new claims can get."""
 
     allocated: int = 0
-    """Devices that claims hold, or that share hardware with held devices. This includes devices of
-    which claims hold shares."""
+    """Devices that claims hold, fully or in shares, or that share hardware with held devices."""
 
     tainted: int = 0
-    """Healthy devices that no claim holds, with a taint in the slice that new pods do not
+    """Healthy devices that no claim holds, and that have a taint in the slice that new pods do not
     tolerate."""
 
     unhealthy: int = 0
@@ -46,10 +46,9 @@ def count_devices(
     capacity: Capacity, held: Mapping[str, Collection[str]], hardware: Hardware | None = None
 ) -> Mapping[str, DeviceCounts]:
     """
-    Return the numbers of devices for each pool.
+    Return the device counts of each pool.
 
-    :param held: the devices that claims hold, keyed by pool, without those that they have for
-        administrative access only.
+    :param held: the devices that claims hold, keyed by pool, not counting admin access.
     :param hardware: the inventories, or None if devices never share hardware.
     """
     contents: Mapping[str, PoolContent] = {} if hardware is None else hardware.pools
@@ -65,7 +64,7 @@ def count_devices(
 
 
 def total(counts: Iterable[DeviceCounts]) -> DeviceCounts:
-    """Return the sum of the numbers of pools."""
+    """Return the sum of the counts of several pools."""
     pools = list(counts)
     return DeviceCounts(
         **{state: sum(getattr(each, state) for each in pools) for state in DEVICE_STATES}

@@ -2,9 +2,9 @@
 The manager's state of one endpoint: its life cycle, its grace period after a stop, and its pools.
 
 As in the kubelet's own device manager, the devices of a stopped endpoint remain for a grace period,
-with a taint. Then the manager removes them. If the plugin restarts during a removal, it finishes
-the removal after the restart. :mod:`.pool_state` holds the devices of a pool, :mod:`.manager` the
-endpoints of a driver.
+with a taint. After that, the manager removes them. If the plugin restarts during a removal, it
+finishes the removal after the restart. :mod:`.pool_state` holds the devices of a pool, and
+:mod:`.manager` the endpoints of a driver.
 
 Does not depend on other endpoints or the store.
 """
@@ -43,19 +43,19 @@ SILENT = "it has not listed its devices since the node plugin was started"
 _T = TypeVar("_T")
 
 MAX_REPORTED = 1000
-"""Maximum number of rejected devices that are reported for an endpoint, in total, because an
-endpoint may invent any number of them."""
+"""Maximum total number of rejected devices to report per endpoint. An endpoint can return any
+number of them."""
 
 MAX_REPORTED_AT_ONCE = 100
-"""Maximum number of rejected devices that are reported for one inventory. A check does not return
-more reasons than this."""
+"""Maximum number of rejected devices to report for one inventory. A check does not return more
+reasons than this."""
 
 
 # ---------------------------------------------------------------- life and grace periods
 
 
 class Phase(Enum):
-    """The state of an endpoint's life cycle, which decides the state of its devices."""
+    """The phase of an endpoint's life cycle, which decides the state of its devices."""
 
     AWAITED = "awaited"
     """The endpoint has not reported since the plugin's start. Published devices remain
@@ -70,16 +70,16 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Life:
-    """The life cycle of an endpoint so far. All times are on the loop's clock."""
+    """The life cycle of an endpoint so far. Uses the loop clock."""
 
     stopped_since: float | None
-    """The time at which the endpoint became unavailable. It is before the plugin's start if it
-    comes from the store."""
+    """The time at which the endpoint became unavailable. A time from the store is before the
+    plugin's start. None while the endpoint is available."""
     listed: bool = False
     """Whether the endpoint has listed its devices since the plugin's start."""
     known: bool = False
-    """Whether the store contained the endpoint. If so, its pools are known, whether it returns or
-    not."""
+    """Whether the store contained the endpoint. If so, its pools are known even if it does not
+    return."""
     removing: bool = False
 
 
@@ -90,18 +90,18 @@ class GracePeriods:
     stop_seconds: float
     """The grace period of a stopped endpoint."""
     start_until: float = 0.0
-    """End of the grace period after the plugin's start, on the loop's clock."""
+    """The end of the grace period after the plugin's start (loop clock)."""
     unknown_until: float = 0.0
     """The time until which endpoints with unknown pools may appear, if the number of endpoints is
     unknown."""
 
     def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
-        """Begin the grace periods of a start. `known` means that the store contains the pools of
+        """Begin the grace periods after a start. `known` means that the store contains the pools of
         unavailable endpoints."""
         self.start_until = self.unknown_until = now + start_seconds
         if not known:
-            # If the store was lost, published pools may belong to an endpoint that is yet to
-            # return.
+            # If the store was lost, published pools may belong to an endpoint that has not returned
+            # yet.
             self.unknown_until = max(self.start_until, now + self.stop_seconds)
 
 
@@ -121,8 +121,7 @@ def phase_ends(life: Life, grace_periods: GracePeriods) -> float | None:
     if life.stopped_since is None or life.removing:
         return None
     end = life.stopped_since + grace_periods.stop_seconds
-    # The endpoint must have had the chance to return, because the plugin itself was not running
-    # either.
+    # Give the endpoint a chance to return, because the plugin itself was not running either.
     return end if life.listed else max(end, grace_periods.start_until)
 
 
@@ -130,8 +129,8 @@ def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> b
     """
     Return whether an endpoint's pools are known. Only then can other pools be deleted.
 
-    If neither the endpoint nor the store has named them (the checkpoint was lost), any published
-    pool may belong to the endpoint while it may still return.
+    If neither the endpoint nor the store has listed them, because the checkpoint was lost, any
+    published pool may belong to the endpoint as long as the endpoint may still return.
     """
     if life.listed:
         return True
@@ -146,7 +145,7 @@ def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> b
 
 @dataclass(kw_only=True, slots=True)
 class _Parts:
-    """The part of an inventory that belongs to one pool, while the inventory is being sorted."""
+    """The devices and counter sets of one pool, collected while an inventory is split by pool."""
 
     devices: dict[str, Device] = field(default_factory=dict[str, Device])
     counter_sets: list[CounterSet] = field(default_factory=list[CounterSet])
@@ -154,8 +153,8 @@ class _Parts:
 
 
 class EndpointState:
-    """An endpoint in memory. Pool names, including those in device keys, are the names in the
-    API."""
+    """The in-memory state of an endpoint. Pool names, including those in device keys, are API
+    names."""
 
     def __init__(self, name: str, driver: DriverState, grace_periods: GracePeriods) -> None:
         """Create an endpoint, which is unavailable until it lists its devices."""
@@ -163,35 +162,38 @@ class EndpointState:
         self.life = Life(stopped_since=driver.now())
         self.phase = Phase.AWAITED
         self.reason = SILENT
-        """The reason why the endpoint is unavailable, if it is."""
+        """The reason why the endpoint is unavailable. Ignored while it is available."""
         self.stopped_at = driver.wall()
-        """The time at which the endpoint became unavailable, if it is, in seconds since 1970."""
+        """The time at which the endpoint became unavailable, as a Unix timestamp. Ignored while it
+        is available."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """The endpoint's last inventory, without devices that cannot be published."""
         self.rejected_policies: Mapping[str, str] = {}
-        """The policies of rejected devices in the main inventory, keyed by the same names as
-        `rejected`."""
+        """The policies of the rejected devices in the main inventory, keyed like `rejected`."""
         self.rejected_by_driver: Collection[RejectedDevice] = ()
-        """The devices that the driver itself rejects, in its last inventory."""
+        """The devices that the driver itself rejects, from the last inventory."""
         self.outcomes: Collection[PolicyOutcome] = ()
-        """The effects of policies, in the last inventory."""
+        """The outcomes of policies, from the last inventory."""
         self.marked: frozenset[DeviceKey] = frozenset()
         """The devices that are marked to be prepared again, while the endpoint is available."""
         self.refused: dict[str, str] = {}
-        """The reasons for rejecting pools that another endpoint already has, keyed by pool."""
+        """The reasons for rejecting pools that another endpoint already publishes, keyed by
+        pool."""
         self.failed: dict[str, str] = {}
-        """The errors of pools in which a step of the node plugin has failed since the last
+        """The errors of pools for which a step in the node plugin has failed since the last
         inventory, keyed by pool. The slices of these pools remain unchanged."""
         self.malformed: Mapping[str, str] = {}
-        """The reasons why the driver's process could not describe devices, keyed by device name."""
+        """The problems with devices that the driver's process could not describe, keyed by device
+        name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
         """The pools of the last inventory."""
         self._reported_rejected: set[tuple[str, str]] = set()
         self.unlisted: Mapping[DeviceKey, DeviceHealth] = {}
-        """The health of devices in pools that no node owns, since the endpoint became available."""
+        """The health of devices in pools that no node owns, reported since the endpoint became
+        available."""
 
     @property
     def unavailable(self) -> str | None:
@@ -204,7 +206,8 @@ class EndpointState:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """The reasons why parts of the inventory are not published, keyed by name."""
+        """The reasons why devices and other parts of the inventory are not published, keyed by
+        name."""
         malformed = dict(islice(self.malformed.items(), MAX_REJECTED))
         return {**self.checked.rejected, **malformed, **self.refused, **self.failed}
 
@@ -215,7 +218,7 @@ class EndpointState:
         return self.checked.rejected_count + sum(map(len, others))
 
     def desired(self, pool: PoolState) -> DesiredPool | None:
-        """Return the desired content of a pool, or None if a step in it failed."""
+        """Return the desired content of a pool, or None if a step for the pool failed."""
         desired: DesiredPool | None = None
         if pool.name not in self.failed:
             with self._guarding(pool):
@@ -241,7 +244,8 @@ class EndpointState:
         return [pool for name, pool in self.pools.items() if name not in self.failed]
 
     def newly_rejected(self) -> Mapping[str, str]:
-        """Return the part of `rejected` that was not returned before. The number is limited."""
+        """Return the entries of `rejected` that have not been returned before. Their number is
+        limited."""
         reported = self._reported_rejected
         new = [item for item in self.rejected.items() if item not in reported]
         new = new[: min(MAX_REPORTED_AT_ONCE, MAX_REPORTED - len(reported))]
@@ -271,8 +275,8 @@ class EndpointState:
 
     def restore(self, row: StoredEndpoint) -> None:
         """
-        Initialize from the stored row. The endpoint has been unavailable since before the start; it
-        was available until now, unless the row has another time.
+        Initialize from the stored row. The endpoint is unavailable: since the time in the row, if
+        it has one, and otherwise since now.
         """
         wall = self._driver.wall()
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
@@ -291,8 +295,8 @@ class EndpointState:
         self.refresh()
 
     def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
-        """Replace the devices with those of an inventory, whether the endpoint was available or
-        not. Pools that other endpoints have (`taken`) are rejected."""
+        """Replace the devices with those of an inventory, whether or not the endpoint was
+        available. Pools that other endpoints publish (`taken`) are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         rejected = self.checked.rejected
@@ -340,12 +344,11 @@ class EndpointState:
 
     def _withdrawn(self, inventory: Inventory) -> Callable[[PoolState], frozenset[str]]:
         """
-        Return a function that returns the names of a pool's devices that are still present, listed
-        or not.
+        Return a function that returns the names of a pool's devices that are still present, whether
+        or not they are listed.
 
         The driver reports some of them as withdrawn. Devices that cannot be published are also
-        present: a malformed value, even in the name of the pool, must not cause the eviction of
-        pods.
+        present: a malformed value, even a malformed pool name, must not cause pods to be evicted.
         """
         everywhere: set[str] = set()
         by_pool: dict[str, set[str]] = {}
@@ -383,7 +386,7 @@ class EndpointState:
             self._driver.health_changed = True
 
     def adopt(self, devices: dict[DeviceKey, PublishedTaints]) -> None:
-        """Take over the taints from before a restart. The devices of this endpoint are removed from
+        """Adopt the taints from before a restart. The devices of this endpoint are removed from
         `devices`."""
 
         def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
@@ -407,7 +410,7 @@ class EndpointState:
                 yield from (DeviceKey(pool.name, name) for name in pool.releasable)
 
     def let_go(self, devices: Iterable[DeviceKey]) -> None:
-        """Forget those of the given devices that are gone, because no claim holds them."""
+        """Forget the given devices that are gone, because no claim holds them."""
         names: dict[str, list[str]] = {}
         for key in devices:
             names.setdefault(key.pool, []).append(key.name)
@@ -436,9 +439,9 @@ class EndpointState:
         return changed
 
     def stop(self, reason: str) -> None:
-        """Record that the endpoint is unavailable, or a new reason for that. Its devices remain
-        known. While it is unavailable, it cannot be called. It marks its devices again after its
-        return."""
+        """Mark the endpoint as unavailable, or update the reason if it already is. Its devices
+        remain known, but it cannot be called. Clears `marked`: when the endpoint is available
+        again, its next inventory marks the devices to be prepared again."""
         self.marked = frozenset()
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=self._driver.now())
@@ -464,7 +467,7 @@ class EndpointState:
             self.stopped_at = min(self.stopped_at + seconds, wall)
 
     def age(self) -> None:
-        """Apply the deadlines that have passed to the life cycle and the devices."""
+        """Update the life cycle and the devices for deadlines that have passed."""
         now = phase(self.life, self._grace_periods, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
@@ -484,7 +487,7 @@ class EndpointState:
             yield from pool.evict_at.values()
 
     def remove(self) -> None:
-        """Begin the removal of the endpoint, because the grace period has ended."""
+        """Begin to remove the endpoint, because its grace period has ended."""
         self.life = replace(self.life, removing=True)
         self.phase = Phase.REMOVING
         self._driver.stored_changed = True
@@ -492,7 +495,7 @@ class EndpointState:
     def forget(self) -> None:
         """Forget the endpoint's pools, which have been deleted. The endpoint can still return."""
         self.life = replace(self.life, removing=False, known=False)
-        self.phase = Phase.STOPPED  # nothing is left to delete
+        self.phase = Phase.STOPPED  # no pool is left to delete
         self.pools = {}
         self.checked = CheckedInventory()
         self.rejected_policies = {}
@@ -509,14 +512,14 @@ class EndpointState:
                 pool.refresh(None, unavailable=self.unavailable)
 
     def follow_claims(self) -> None:
-        """Handle a change to the set of devices that claims hold."""
+        """Update the pools after a change to the set of devices that claims hold."""
         for pool in self._sound_pools():
             with self._guarding(pool):
                 if changed := pool.follow_claims():
                     pool.refresh(changed, unavailable=self.unavailable)
 
     def refresh_holds(self, name: str) -> None:
-        """Apply changed holds of claims in a pool."""
+        """Update a pool after a change to its holds."""
         for pool in self._sound_pools():
             if pool.name == name:
                 with self._guarding(pool):
@@ -527,7 +530,7 @@ class EndpointState:
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """
-        Sort the inventory by pool.
+        Split the inventory by pool.
 
         A driver without devices has an empty pool, which distinguishes it from a missing driver. If
         the driver has several endpoints, an endpoint without devices keeps the pools that it had,
