@@ -1,4 +1,4 @@
-"""What holds for every test, with or without a cluster."""
+"""Configuration of all tests, with or without a cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import asyncio
 
 
 def pytest_sessionstart() -> None:
-    # looptime asks for the current loop even in tests without one. The default policy would make
-    # one that nobody closes; after this it answers that there is none.
+    # looptime gets the current loop even in tests without one. By default, the event loop policy
+    # would create a loop that is never closed. After this call, it raises an error instead.
     asyncio.set_event_loop(None)

@@ -120,7 +120,7 @@ class Form:
     """The differences between projects: the language, and where the driver runs."""
 
     folders: tuple[str, ...]
-    """The folders of ``templates`` with the files of a project."""
+    """The folders of ``templates`` that contain the files of a project."""
 
     source: str
     """The path of the driver's source, as used in README.md and the manifests."""
@@ -132,7 +132,7 @@ class Form:
     """The first commands to run in the project's folder, which test the project."""
 
     note: str
-    """The text that the command prints last, before the values that a backend needs."""
+    """The last text that the command prints before the values that a backend needs."""
 
     values: str = "values.yaml, deviceclass.yaml, pod.yaml"
     """Further files that contain the mark REPLACE, apart from the tests."""
@@ -370,7 +370,8 @@ def _image_problem(image: str) -> str | None:
 
 
 def _release(drakit: str) -> str:
-    """Return the release of a version, even of a development version: 0.1.0 for 0.1.0.dev0."""
+    """Return the release to which a version belongs, such as 0.1.0 for the development version
+    0.1.0.dev0."""
     numbers = re.match(r"\d+(?:\.\d+)*", drakit)
     found = [int(number) for number in numbers[0].split(".")] if numbers else []
     return ".".join(map(str, [*found, 0, 0, 0][:3]))

@@ -71,7 +71,7 @@ CdiState = Literal["ok", "missing", "differs", "present", "-"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A row of a checkpoint, with the state of its boot and its CDI file."""
+    """A checkpoint row, with the state of its boot and CDI file."""
 
     claim: StoredClaim
     boot: BootState

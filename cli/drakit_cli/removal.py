@@ -56,7 +56,7 @@ MAX_LISTED = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removal:
-    """The objects of a release that the command removes."""
+    """The objects that the command removes from a release."""
 
     owner: Owner
     daemonset: str

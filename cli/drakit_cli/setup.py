@@ -343,8 +343,8 @@ def _established(body: Mapping[str, Any]) -> bool:
 
 
 async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, Any]) -> int:
-    """Apply the policies of a release, and delete the other policies of the release. Return 1 if
-    one is rejected. A rejected policy does not affect the others."""
+    """Apply the policies of a release, and delete the other policies of the release. Return 1 if a
+    policy is rejected. A rejected policy does not affect the others."""
     try:
         listed = await _list(session, wait=bool(wanted))
     except NotFoundError:

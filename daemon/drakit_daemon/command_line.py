@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         """Add subcommands. Without a subcommand, the command prints its help."""
         self.set_defaults(print_help=self.print_help)
         commands = self.add_subparsers(metavar="COMMAND", parser_class=Parser)
-        self._subcommands = commands.choices  # the mapping to which parsers are added
+        self._subcommands = commands.choices  # the mapping to which argparse adds the parsers
         return commands
 
     def format_help(self) -> str:
@@ -161,7 +161,7 @@ class PrintVersion(argparse.Action):
 
 
 def documentation_url() -> str:
-    """Return the URL of the documentation, from the metadata of the package."""
+    """Return the documentation's URL from the package metadata."""
     from importlib.metadata import metadata
 
     urls = dict(each.split(", ", 1) for each in metadata("drakit").get_all("Project-URL") or ())

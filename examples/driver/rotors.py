@@ -63,11 +63,11 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
         if not rotor.is_dir():
             raise DriverError(f"rotor {device.name} no longer exists; create its folder again")
         speed = device.parameters.speed
-        # the whole capacity if it is not shared
+        # if the device is not shared, the claim gets its whole capacity
         claimed = device.consumed_capacity.get("rpm", RPM.value)
         if speed > parse_quantity(claimed):
             raise DriverError(f"speed {speed} is more than the claim's {claimed} rpm; claim more")
-        if not device.admin_access:  # monitoring changes nothing
+        if not device.admin_access:  # claims with admin access only monitor the rotor
             self._share(device).write_text(str(speed))
             self._turn(rotor)
         # A container may have several devices, so the variable contains the request and the device.
@@ -82,7 +82,7 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
     ) -> None:
         rotor = self.config.directory / device.name
         if rotor.is_dir() and not device.admin_access:
-            self._share(device).unlink(missing_ok=True)  # it may never have been prepared
+            self._share(device).unlink(missing_ok=True)  # the device may never have been prepared
             self._turn(rotor)
 
     def health(self, device: Device) -> Health:
@@ -98,6 +98,6 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
 
     def _turn(self, rotor: Path) -> None:
         """Turn a rotor as fast as its fastest share."""
-        # A crash between the creation and the write of a file leaves it empty.
+        # A file can be empty after a crash between its creation and the write.
         speeds = [int(share.read_text() or 0) for share in rotor.glob("speed.*")]
         (rotor / "speed").write_text(str(max(speeds, default=0)))

@@ -71,7 +71,8 @@ def cdi_problems(inventory: Inventory) -> list[str]:
 
 
 def conformance(time_slices: int) -> list[str]:
-    """Run the kit on the driver, with the node plugin between a fake kubelet and API server."""
+    """Run the conformance kit on the driver, with a real node plugin, a fake kubelet and a fake API
+    server."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(f"timeSlices: {time_slices}\n")
         file.flush()

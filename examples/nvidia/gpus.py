@@ -1,5 +1,5 @@
 """
-NVIDIA GPUs: whole, shared in time slices, or as MIG instances.
+Publishes NVIDIA GPUs, either whole, shared in time slices, or as MIG instances.
 
 NVML lists the devices and reports their failures. The names of attributes, parameters and taints
 are those of NVIDIA's DRA driver, so that existing claims match. Do not run both on the same node.
@@ -58,7 +58,7 @@ ARCHITECTURES = (
     *("Unknown", "Unknown", "Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere"),
     *("Ada Lovelace", "Hopper", "Blackwell"),
 )
-"""Both are in the order of NVML's numbers."""
+"""The names of architectures and brands, in the order of NVML's numbers."""
 
 INTERVALS = ("Default", "Short", "Medium", "Long")
 """The lengths of a time slice, in the order of nvidia-smi's numbers."""
@@ -69,8 +69,8 @@ WHOLE_GPU = 0xFFFFFFFF
 
 class GpusConfig(DriverConfig):
     time_slices: PositiveInt = 1
-    """The number of claims that can share a GPU. The claims take turns, and nothing isolates their
-    memory: the scheduler only tracks it."""
+    """The number of claims that can share a GPU. The claims take turns. Their memory is not
+    isolated: the scheduler only tracks it."""
 
     ignored_xids: frozenset[int] = frozenset({13, 31, 43, 45, 68, 109})
     """Errors (XIDs) that do not make a GPU unhealthy. By default, these are the errors of
@@ -110,8 +110,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
 
     def __init__(self, config: GpusConfig, node: Node) -> None:
         super().__init__(config, node)
-        # Calls of NVML block, some for seconds if a GPU is broken, and none may be running when
-        # NVML is shut down. So a single thread makes all calls, one after the other.
+        # NVML calls block, some of them for seconds if a GPU is broken, and no call may be running
+        # when NVML is shut down. Therefore, a single thread makes all calls, one after the other.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._stopping = False
         self._read: dict[int, Inventory] = {}
@@ -137,26 +137,27 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
             self._stopping = True
             self._thread.submit(self._stop)
 
-    # ------------------------------------------------------------ in the thread of NVML
+    # ------------------------------------------------------------ called in the NVML thread
 
     def _start(self) -> None:
         self._stopping, self._events = False, None
         nvml.nvmlInit()
-        self._read.clear()  # another start of NVML can number the GPUs differently
+        self._read.clear()  # NVML can number the GPUs differently after each start
         self._watch()
 
     def _stop(self) -> None:
         with suppress(nvml.NVMLError):  # a lost GPU must not prevent the shutdown
             if self._events:
                 nvml.nvmlEventSetFree(self._events)
-        with suppress(nvml.NVMLError):  # it may never have started
+        with suppress(nvml.NVMLError):  # NVML may never have started
             nvml.nvmlShutdown()
 
     def _watch(self) -> None:
         """Subscribe to the critical errors of all GPUs."""
         self._events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # an old GPU has no events; for a broken one, see _list
+            # An old GPU does not have events, and _list handles a broken one.
+            with suppress(nvml.NVMLError):
                 gpu = nvml.nvmlDeviceGetHandleByIndex(index)
                 nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
 
@@ -177,7 +178,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
                 return
             if event.eventData in self.config.ignored_xids:
                 continue
-            with suppress(nvml.NVMLError):  # it is lost, which _list reports
+            with suppress(nvml.NVMLError):  # the GPU is lost, which _list reports
                 uuid = nvml.nvmlDeviceGetUUID(event.device)
                 self._xids[uuid, event.gpuInstanceId] = event.eventData
             return
@@ -199,7 +200,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         return Inventory(
             devices=devices,
             counter_sets=[counters for gpu in found for counters in gpu.counter_sets],
-            # In a cluster without counters, a device must not consist of other devices.
+            # In a cluster without counters, don't publish a device that consists of other devices.
             fallback=[
                 replace(d, consumes={}) for d in devices if d.attributes["type"] != "mig-gpu"
             ],
@@ -209,7 +210,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
     def _read_gpu(self, index: int) -> Inventory:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid: str = nvml.nvmlDeviceGetUUID(gpu)
-        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()  # sysfs has four digits fewer
+        # Addresses in sysfs have four digits fewer.
+        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()
         mig = _supported(nvml.nvmlDeviceGetMigMode, gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slices = 1 if mig else self.config.time_slices
         device = Device(
@@ -241,7 +243,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
                 continue
             size = nvml.nvmlDeviceGetAttributes_v2(mig)
             if size.computeInstanceSliceCount != size.gpuInstanceSliceCount:
-                # Such instances share their memory, so their counters would have to count parts.
+                # Such instances share their memory, so counters would have to count parts of
+                # instances.
                 problem = "it is a part of a GPU instance; create instances with nvidia-smi mig -C"
                 rejected.append(_rejected(nvml.nvmlDeviceGetUUID(mig), problem))
                 continue
@@ -290,13 +293,13 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         self, claim: ClaimReference, device: AllocatedDevice[GpuParameters | None]
     ) -> None:
         uuid = _own_gpu(device)
-        if uuid is None or device.name in self._lost:  # a reset of the GPU resets the interval
+        if uuid is None or device.name in self._lost:  # resetting the GPU also resets the interval
             return
         if device.parameters is None or device.parameters.interval != "Default":
             await self._set_interval(uuid, "Default")
 
     async def _set_interval(self, uuid: str, interval: str) -> None:
-        """Set the length of a GPU's time slices. NVML has no function for this."""
+        """Set the length of a GPU's time slices. NVML does not have a function for this."""
         number = str(INTERVALS.index(interval))
         command = ["nvidia-smi", "compute-policy", "-i", uuid, "--set-timeslice", number]
         run = partial(subprocess.run, capture_output=True, text=True, timeout=30, check=False)

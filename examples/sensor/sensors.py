@@ -12,7 +12,7 @@ from drakit import Device, DeviceNode, Driver, DriverConfig, Edits, Health, NoPa
 
 class SensorsConfig(DriverConfig):
     directory: Path = Path("/dev/serial/by-id")
-    state: Path = Path("/run/sensors")  # a reboot clears it, and ends all pods
+    state: Path = Path("/run/sensors")  # a reboot clears the directory, but also ends all pods
 
 
 class Sensors(Driver[SensorsConfig, NoParameters]):

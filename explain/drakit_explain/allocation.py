@@ -47,7 +47,7 @@ def consumed_of(device: DeviceID, shares: Iterable[Share]) -> Consumed | None:
 
 
 def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> Consumed:
-    """Return how much of each capacity of a device a request consumes."""
+    """Return how much of each of a device's capacities a request consumes."""
     wanted = summed(asked)
     return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
 
@@ -165,7 +165,7 @@ class AllocatorError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskedClaim:
-    """The fields of a claim, or of a future claim from a template, that the allocator reads."""
+    """The fields that the allocator reads from a claim, or from a future claim of a template."""
 
     origin: str = field(default="", compare=False)
     """The origin of the claim: ``claim "name"`` or ``claim template "name"``. The name is not that
@@ -177,7 +177,7 @@ class AskedClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selected:
-    """The results of all selectors of a request for the devices of one slice."""
+    """The combined results of a request's selectors for the devices in one slice."""
 
     matches: int = 0
     """A bitmask of the devices that match all selectors, with one bit per device index."""

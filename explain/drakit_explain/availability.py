@@ -155,8 +155,8 @@ class Availability:
     """The DeviceTaintRules that add taints in `tainted`."""
 
     near: set[str] = field(default_factory=set[str])
-    """Sentences about how the request's tolerations differ from taints in `tainted` with the same
-    key."""
+    """Sentences about how the request's tolerations differ from those taints in `tainted` that have
+    the same key."""
 
     unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
     """The first devices in `tainted` that drakit's node plugin reports as unhealthy."""
@@ -223,14 +223,15 @@ class SelectorError:
 
 @dataclass(slots=True)
 class SliceCount:
-    """The devices of one slice for a request. Valid until the slice or its pool changes."""
+    """The counts of one slice's devices for a request. Valid until the slice or its pool
+    changes."""
 
     reach: Reachable
     stamp: int
     """The world's revision when an allocation in the pool last changed."""
 
     rejected: tuple[int, ...]
-    """The number of devices that each selector rejects, for the selectors that were reached."""
+    """How many devices each selector rejects, for the selectors that were reached."""
 
     errors: tuple[SelectorError, ...]
     tally: Tally = NOTHING
@@ -284,7 +285,7 @@ class SliceCounting:
             self._sort(count, selected.matches)
         if count.errors or count.found is not None:
             return count
-        # Many requests have the same count in a slice, so their counts are shared.
+        # Share equal counts, because many requests have the same count in a slice.
         key = (count.stamp, count.rejected, count.tally, count.small, id(count.holders))
         known = self._world.found_in(of)
         if (same := known.get(key)) is not None and same.reach is reach:

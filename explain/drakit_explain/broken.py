@@ -322,7 +322,7 @@ def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
 
 
 def drivers_of(claims: Iterable[ClaimFacts]) -> list[str]:
-    """Name the drivers of the devices of claims."""
+    """Return the names of the drivers of the claims' devices."""
     return [*dict.fromkeys(result.device.driver for each in claims for result in each.results)]
 
 
@@ -418,7 +418,7 @@ def _of_result(
 
 
 def _released(claim: ClaimFacts) -> str:
-    """Name the objects to delete so that a claim is allocated again."""
+    """Return which objects to delete so that a claim is allocated again."""
     return "the pod" if claim.owner_uid else "the pod and the claim"
 
 

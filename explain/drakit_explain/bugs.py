@@ -91,8 +91,8 @@ class FoundBug:
 
 
 def known_bugs(version: str, world: World, matches: Callable[[Bug], bool] = bool) -> list[FoundBug]:
-    """Return the known bugs of a version, such as ``v1.36.3``, that can affect objects of a
-    cluster."""
+    """Return the known bugs in a version, such as ``v1.36.3``, that can affect a cluster's
+    objects."""
     match = _VERSION.match(version)
     if match is None:
         return []
@@ -208,8 +208,8 @@ def _always(_: World) -> bool:
 def _wanted(
     matches: Callable[[Wanted], bool], *, beside: Callable[[World], bool] = _always
 ) -> Touched:
-    """Return a function that finds a template or claim. Templates come first, because a claim from
-    a template has the same requests."""
+    """Return a function that finds an affected template or claim. Templates come first, because a
+    claim from a template has the same requests."""
 
     def find(world: World) -> str | None:
         if not beside(world):

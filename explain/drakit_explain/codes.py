@@ -31,7 +31,7 @@ from drakit_explain.world import Fact, World
 
 
 class Code(StrEnum):
-    """The reason why a pod waits, or the problem of an object."""
+    """The reason why a pod is waiting, or an object's problem."""
 
     DEVICE_CLASS_MISSING = "DeviceClassMissing"
     RESOURCE_CLAIM_MISSING = "ResourceClaimMissing"
@@ -63,7 +63,7 @@ class Code(StrEnum):
     """Several nodes publish pools with the same name, which the scheduler treats as one pool."""
 
     SLICES_OUTDATED = "ResourceSlicesOutdated"
-    """Slices of an older generation of a pool remain alongside the newest one."""
+    """Slices of an older pool generation remain alongside the newest one."""
 
     REQUESTS_COMPETE = "RequestsCompete"
     """Each request by itself could be allocated, but no node has devices for all of them."""
@@ -100,7 +100,7 @@ class Code(StrEnum):
     """The kubelet has not prepared the claims, and no failure is known."""
 
     POD_NOT_STARTED = "PodNotStarted"
-    """The claims are prepared, but the sandbox or a container of the pod does not run."""
+    """The claims are prepared, but the pod's sandbox or a container is not running."""
 
     POD_FAILED = "PodFailed"
     DEVICE_RENUMBERED = "DeviceRenumbered"
@@ -151,7 +151,7 @@ class Finding(_Problem):
 
     what: str
     claims: tuple[str, ...] = ()
-    """The names of the pod's ResourceClaims that are unallocated because of the problem."""
+    """The names of the pod's ResourceClaims that the problem keeps from being allocated."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
         """Return the finding as a reason about an object. The reason's sentence begins with

@@ -49,7 +49,7 @@ CLAIMS_AT_ONCE = 5000
 
 @dataclass(kw_only=True, slots=True)
 class Numbers:
-    """The number of devices in each state."""
+    """The number of devices in each state, by driver, class and policy."""
 
     drivers: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])

@@ -66,7 +66,8 @@ class TaintFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPolicy:
-    """The amounts of a capacity that a claim can take. A request is rounded up to one of them."""
+    """The amounts of a capacity that a claim can consume. A request is rounded up to one of
+    them."""
 
     default: str | None = None
     valid_values: tuple[str, ...] = ()
@@ -143,8 +144,8 @@ class DeviceFacts:
     unless the device is a partition."""
 
     place: Place | None = None
-    """The nodes that can use the device, if each device of a slice has its own (API:
-    ``perDeviceNodeSelection``)."""
+    """The nodes that can use the device, if each device in the slice has its own node selection
+    (API: ``perDeviceNodeSelection``)."""
 
     def attribute(self, name: str, driver: str) -> AttributeFact | None:
         """Return the value of the attribute with this full name, according to the scheduler's

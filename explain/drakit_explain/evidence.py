@@ -51,7 +51,8 @@ class Events:
             self._by_object.setdefault(each.uid, []).append(each)
 
     def latest(self, uids: Iterable[str], reasons: Collection[str]) -> Event | None:
-        """Return the latest Event about any of these objects with any of these reasons."""
+        """Return the latest Event that is about any of these objects and has any of these
+        reasons."""
         return max(
             (
                 each
@@ -95,7 +96,7 @@ _STEPS = {
 """The step of a pod's start that failed, keyed by the reason of the kubelet's Event."""
 
 AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "Nominated")
-"""The reasons of Events of Cluster Autoscaler and Karpenter about a waiting pod."""
+"""The reasons of the Events that Cluster Autoscaler and Karpenter write about a waiting pod."""
 
 QUOTED = (
     *(*_STEPS, PREPARE_FAILED, PREPARED, UNPREPARE_FAILED, RENUMBERED, NOT_CREATED),

@@ -53,7 +53,7 @@ UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
 def problem_of(error: Exception) -> str:
-    """Describe an error of UNREADABLE, without the names of Python's exceptions."""
+    """Describe one of the errors in UNREADABLE, without the name of its Python exception."""
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
@@ -81,7 +81,7 @@ class Kind:
 
     effect: str
     """The part of a result that is missing without this kind. Empty if the result is only less
-    exact."""
+    precise."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
     """The content to assume for an object that cannot be read. It makes every result that depends

@@ -218,7 +218,7 @@ def unsupported_message(devices: Collection[DeviceID]) -> str:
 
 
 def named(devices: Collection[DeviceID]) -> str:
-    """Name a few devices, and add the number of the others."""
+    """Return the names of the first few devices, and the number of the others."""
     return cut(["/".join(each) for each in devices], MAX_NAMED)
 
 

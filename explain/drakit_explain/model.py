@@ -24,7 +24,8 @@ _VALUES_PER_STEP = 32
 a microsecond."""
 
 LOWEST_PRIORITY = -(2**31)
-"""The lowest priority of a pod. With it, the requests of all other pods are included."""
+"""The lowest pod priority. For a pod with this priority, the requests of all other pods are
+included."""
 
 
 class PoolID(NamedTuple):
@@ -273,7 +274,7 @@ class PodFacts(Namespaced):
     """The first containers that cannot be created or started, or that ended with an error."""
 
     running_since: str = ""
-    """The time at which the first of the running containers started, without a time zone."""
+    """The time at which the first running container started, without a time zone."""
 
     failure: str = ""
     """The pod's own reason and message, such as UnexpectedAdmissionError."""
@@ -336,8 +337,8 @@ class Request:
     the other fields are unused."""
 
     unsupported: str = ""
-    """The part of the request that drakit does not support. If there is one, no verdict about the
-    request is certain."""
+    """The part of the request that drakit does not support. If it is not empty, every verdict about
+    the request is uncertain."""
 
     extra: bytes = b""
     """The fields that this version does not know, as JSON for the allocator."""
@@ -476,7 +477,8 @@ class ClaimFacts(Namespaced):
 
     @property
     def users(self) -> list[str]:
-        """Name the objects that may use the claim, such as ``pod train`` or ``podgroup trains``."""
+        """The kinds and names of the objects that may use the claim, such as ``pod train`` or
+        ``podgroup trains``."""
         return sorted(f"{each.resource.removesuffix('s')} {each.name}" for each in self.consumers)
 
     @property
@@ -541,8 +543,8 @@ class SliceFacts(Identified):
     """The number of slices of this generation that make the pool complete."""
 
     place: Place | None = None
-    """The nodes of the slice. None if each device has its own, or if this version does not know the
-    field."""
+    """The nodes that can use the slice. None if each device has its own node selection, or if this
+    version does not know the field."""
 
     by_device: bool = False
     """Whether each device has its own nodes (API: ``perDeviceNodeSelection``)."""

@@ -142,7 +142,8 @@ _STEPS_PER_NODE = 2
 
 
 class UsableNodes:
-    """The nodes that pods can use. Results are cached until nodes, or the pods on them, change."""
+    """Determines the nodes that pods can use. Results are cached until nodes, or the pods on them,
+    change."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -90,7 +90,7 @@ class Verdict(StrEnum):
     """The result of an explanation."""
 
     NOT_PENDING = "not pending"
-    """The pod has a node, or the scheduler does not consider it (gates, deletion)."""
+    """The pod has a node, or the scheduler ignores it, because it is gated or being deleted."""
 
     STARTING = "starting"
     """The pod has a node and no known problem, but not all of its containers have started."""

@@ -131,7 +131,7 @@ class NodePool:
     """The reason why the pool is invalid, as a clause. Empty if it is valid."""
 
     missing: str = ""
-    """The number of slices of an incomplete pool, such as ``1 of 2 slices``."""
+    """How many slices an incomplete pool has, such as ``1 of 2 slices``."""
 
     node: NodeView
     slices: tuple[SliceFacts, ...] = ()
@@ -168,7 +168,7 @@ def pools_of_node(
     slices: Iterable[SliceFacts], node: NodeView, *, rules: Rules = NEWEST
 ) -> list[NodePool]:
     """
-    Return the pools with slices for a node, in the order of the allocator.
+    Return the pools with slices for a node, in the allocator's order.
 
     :param slices: all slices of the cluster, or at least all slices of each pool that has a slice
         for the node.

@@ -231,8 +231,8 @@ def report_of(driver: str, node: str, world: World) -> ReportFacts | None:
 
 
 def not_registered(driver: str, node: str, world: World) -> str:
-    """Return the state of a driver that the kubelet has not registered. Empty if it is registered,
-    or if that is unknown."""
+    """Return the state of a driver that the kubelet has not registered. Empty if the driver is
+    registered, or if that is unknown."""
     report = report_of(driver, node, world)
     return report.registration if report is not None else ""
 
@@ -267,7 +267,8 @@ def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
 
 
 def report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
-    """Return the report of the node that publishes a device, if its driver is one of drakit's."""
+    """Return the report of the node that publishes a device, if the device's driver is built with
+    drakit."""
     for each in world.slices_of_pool(device.of_pool):
         if each.place is not None and each.place.node:
             return report_of(device.driver, each.place.node, world)
@@ -295,7 +296,7 @@ def policy_selector(policy: str) -> str:
 # ---------------------------------------------------------------- shares of a policy
 
 _SHARE = re.compile(r"-(\d{1,4})$")
-"""The number of a share, at the end of its name. Eight digits could be a hash."""
+"""Matches a share's number at the end of its name. More digits could be a hash."""
 
 
 def share_not_offered(device: DeviceID, policy: object, world: World) -> str:

@@ -181,7 +181,7 @@ class Evaluations:
 
 
 class _Positions(NamedTuple):
-    """The positions of the values that an expression reads, for a kind of device."""
+    """The positions of the values that an expression reads from a kind of device."""
 
     kind: DeviceKind
     """The kind. The reference keeps it alive, because it is looked up by its identity."""
@@ -200,7 +200,8 @@ class _Expression:
     reads: Reads
     owner: str = ""
     driver: str | None = None
-    """The only driver whose devices the expression can select. None if there may be others."""
+    """The only driver whose devices the expression can select. None if it may select those of
+    several drivers."""
 
     outcomes: dict[object, SelectorResult] = field(default_factory=dict[object, SelectorResult])
     positions: dict[tuple[str, int], _Positions] = field(
@@ -273,8 +274,8 @@ class SelectorIndex:
         self, expression: str, slices: Collection[SliceFacts], *, version: object = None
     ) -> Evaluations | None:
         """
-        Return the next evaluations. Return None if all results for these slices are known,
-        or if the expression is unknown because there was no room for it.
+        Return the next evaluations. Return None if all results for these slices are known, or if
+        the expression was not stored because there was no room for it.
 
         :param version: a value that is the same for equal slices. Each expression is checked once
             per value.
@@ -430,7 +431,7 @@ def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
 
 
 def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[SelectorResult | int]:
-    """Return the result of each device of a slice, or its number in the evaluations."""
+    """Return for each device in a slice its result, or its number in the evaluations."""
     found: list[SelectorResult | int] = [0] * len(of.devices)
     for kind, mask, columns in of.devices.groups:
         positions = _positions_of(entry, of.driver, kind)

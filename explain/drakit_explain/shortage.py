@@ -632,7 +632,7 @@ def _constraint(wanted: Wanted, index: int) -> Finding:
 def _absent_attribute(
     trial: Trial, wanted: Wanted, constraint: Constraint
 ) -> tuple[str, str] | None:
-    """Return a clause and advice if no device of a request has the attribute of a constraint."""
+    """If no device of a request has a constraint's attribute, return a clause and advice."""
     for request in wanted.requests:
         names = dict(exact_requests(request))
         of = [
@@ -661,7 +661,7 @@ def _absent_attribute(
 
 
 def _attributes(analysis: Analysis, world: World) -> set[str]:
-    """Return the full names of the attributes of the devices that a request selects."""
+    """Return the full names of the attributes that the devices selected by a request have."""
     return {
         each if "/" in each else f"{driver}/{each}"
         for driver, kind in analysis.find_kinds(world)

@@ -52,7 +52,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The claims of a pod that must be allocated, and the nodes."""
+    """A pod's claims that must be allocated, and the nodes to try."""
 
     world: World
     verdicts: Verdicts
@@ -80,7 +80,7 @@ class Trial:
         return rules_of(self.world.minor)
 
     def analysis(self, exact: Request) -> Analysis:
-        """Return the devices of the cluster for an exact request of `wanted`."""
+        """Return the analysis of the cluster's devices for an exact request of `wanted`."""
         self.budget.spend()
         found = self._analyses.get(id(exact))
         if found is None:
@@ -105,7 +105,7 @@ class Trial:
                     yield Position(claim, number, alternative), name, exact
 
     def usable(self) -> Iterator[str]:
-        """Name the nodes that the pod can use."""
+        """Yield the names of the nodes that the pod can use."""
         return (name for name, problem in self.nodes.items() if problem is None)
 
     def is_usable(self, node: str) -> bool:
@@ -332,7 +332,7 @@ class Judged:
 
 def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
-    Judge the nodes of a pod.
+    Determine on which nodes a pod fits, and on which an error occurs.
 
     :param reached: returns whether the pod passes the rules of a node that the scheduler checks
         before the devices, without preemption.

@@ -232,7 +232,7 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
 
 
 def cut(words: list[str], most: int) -> str:
-    """Name the first words, and add the number of the others."""
+    """Join the first words, and add the number of the others."""
     rest = len(words) - most
     return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -68,7 +68,7 @@ result in a different set."""
 
 
 class Name(NamedTuple):
-    """The name of an object within its kind. The namespace of cluster-scoped objects is empty."""
+    """The namespace and name of an object. For cluster-scoped objects, the namespace is empty."""
 
     namespace: str
     name: str
@@ -423,8 +423,8 @@ class World:
         return consumed_of(device, shares)
 
     def rules_of_pool(self, pool: PoolID) -> Sequence[TaintRuleFacts]:
-        """Return the DeviceTaintRules that can taint devices of a pool. A cluster can have
-        thousands of rules, most of which are for one device."""
+        """Return the DeviceTaintRules that can taint devices in a pool. A cluster can have
+        thousands of rules, but most of them apply to a single device."""
         if not self._rules:
             return ()
         keys = (pool, (pool.driver, ""), ("", pool.pool), ("", ""))

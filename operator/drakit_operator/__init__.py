@@ -3,8 +3,8 @@ The operator: it reports why a pod's claim is pending, and warns about templates
 allocated. It maintains the DeviceClass and the status of HostDevicePolicies, and a DeviceDriver for
 each driver (:mod:`.drivers`).
 
-:mod:`.app` is the composition root. :mod:`.leadership` decides when this replica is the leader.
-:mod:`.sources` and Kopf (:mod:`.policies`) fill :mod:`.store`. :mod:`.affected` selects the objects
-that a change affects, :mod:`.reconciler` takes them off the queue, :mod:`.problems` finds their
-problems, and :mod:`.announcing` reports the problems.
+:mod:`.app` is the composition root. :mod:`.leadership` determines when this replica is the leader.
+    :mod:`.sources` and Kopf (:mod:`.policies`) fill :mod:`.store`. :mod:`.affected` selects the
+    objects that a change affects, :mod:`.reconciler` takes them off the queue, :mod:`.problems`
+    finds their problems, and :mod:`.announcing` reports the problems.
 """

@@ -59,7 +59,8 @@ MAX_VALUES = 20_000
 its JSON."""
 
 REQUEST_SECONDS = 3.0
-"""The time limit for a TLS handshake, and for a request. The API server does not wait longer."""
+"""The time limit for a TLS handshake, and for a request, because the API server does not wait
+longer."""
 
 MAX_SENTENCES = 3
 """Maximum number of configs whose problems a refusal reports."""
@@ -100,7 +101,8 @@ CHECKED = {
     "resourceclaimtemplates": ("CREATE",),
     "deviceclasses": ("CREATE", "UPDATE"),
 }
-"""The checked operations, keyed by kind. The chart's webhook configuration has the same ones."""
+"""The operations to check, keyed by kind. The chart's webhook configuration has the same
+operations."""
 
 
 class Admission:
@@ -241,7 +243,7 @@ class Admission:
                     found = await answer(orjson.loads(body))
                 response = found["response"]
                 if not response["allowed"] and response["status"]["code"] != INVALID:
-                    # This is a bug in the webhook.
+                    # Any other refusal is a bug in the webhook.
                     raise RuntimeError(response["status"]["message"])
             except Exception as error:  # without a result, the API server allows the request
                 self._count("error")

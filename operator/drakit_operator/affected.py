@@ -144,7 +144,8 @@ class _Affected:
             for each in old.claims:  # another pod may now represent the claim
                 if each.claim is not None:
                     self._add(POD, self.world.pods_of_claim(Name(old.namespace, each.claim)))
-            # The pod's Events also reported the problems of the claims that were created for it.
+            # Check the claims that were created for the pod, because the pod's Events also reported
+            # their problems.
             made = (*(each.generated for each in old.claims), old.extended_claim)
             self._add(CLAIM, (Name(old.namespace, each) for each in made if each))
 
@@ -249,8 +250,8 @@ class _Affected:
         self._add(POLICY, {Name("", each.name) for each in outcomes} & known.keys())
 
     def policy(self, change: Change) -> None:
-        """Add the other policies with the same extended resource. Kopf's handlers reconcile the
-        policy itself."""
+        """Add the other policies that have the same extended resource. The Kopf handlers reconcile
+        the policy itself."""
         old, new = _both(change, PolicyFacts)
         if _spec_of(old) != _spec_of(new):  # the operator itself writes the status
             self._add(POLICY, self._with_resource_of(change) - {change.name})

@@ -62,7 +62,8 @@ SAME_SECONDS = 0.1
 can have 100,000 objects."""
 
 SETTLE_SECONDS = 30.0
-"""The age at which an object is settled: controllers and the kubelet have had time to act."""
+"""The age at which an object is settled. By then, controllers and the kubelet have had time to
+act."""
 
 MAX_CHANGES = 16
 """Maximum number of times to double a pause. The result only needs to exceed the longest pause."""

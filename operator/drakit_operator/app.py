@@ -106,7 +106,7 @@ considered to be hanging while the API server is temporarily unavailable."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Health:
-    """The results of the probes. Immutable, because another thread reads them."""
+    """The probe results. Immutable, because another thread reads them."""
 
     at: float
     """The time of the update (``time.monotonic``)."""
@@ -131,7 +131,7 @@ class App:
         selectors: Selectors,
     ) -> None:
         """
-        :param name: the name of this replica, which differs from those of the other replicas.
+        :param name: the name of this replica, which must be different for each replica.
         :param namespace: the namespace of the Lease.
         """
         self._config = config
@@ -292,7 +292,7 @@ class App:
 
 
 class _Leader:
-    """The work of the leader. It runs once, until canceled."""
+    """Does the leader's work. It runs once, until canceled."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ class ContentBudgets:
 
         self._reported: set[str] = set()
         self.losses = 0
-        """The number of times that objects have lost the content with which they were admitted."""
+        """How many times an object has lost content that it had when it was admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
         """Return the object to store, with or without its content."""
@@ -140,8 +140,8 @@ class ContentBudgets:
         return replace(fact, **dict(zip(fields, used.key[1:], strict=True)))
 
     def without_lost(self, fact: AnyFact) -> AnyFact:
-        """Return the object to store for an admitted object, which may have lost its
-        content."""
+        """Return the object to store for an admitted object, without its content if that has been
+        lost."""
         return self._stripped(fact) if fact.uid in self._lost else fact
 
     def release(self, uid: str) -> None:

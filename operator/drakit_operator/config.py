@@ -31,7 +31,7 @@ class Election(Settings):
     restarts the container. Must be less than ``leaseDuration``."""
 
     retry_period: Seconds = 2.0
-    """The pause between two attempts to renew or acquire the Lease."""
+    """How long to wait between two attempts to renew or acquire the Lease."""
 
     @model_validator(mode="after")
     def _leaders_do_not_overlap(self) -> Self:
@@ -103,16 +103,15 @@ class Config(Settings):
     that use them. The chart sets ``maintenance.enabled``."""
 
     driver_taints: bool = False
-    """Whether the operator taints the devices of a driver whose DeviceDriver sets
-    ``taintAfterSeconds``, while its plugin is unavailable. The chart sets
-    ``operator.driverTaints.enabled``."""
+    """Whether the operator taints a driver's devices while its plugin is unavailable, if its
+    DeviceDriver sets ``taintAfterSeconds``. The chart sets ``operator.driverTaints.enabled``."""
 
     resync_period: Seconds = 300.0
-    """The interval at which the operator checks its permissions, the versions of the API and the
-    feature gates, and evaluates all waiting pods again."""
+    """How often the operator checks its permissions, the API versions and the feature gates, and
+    evaluates all waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
-    """The number of claims, and of other objects, about which the operator sends requests
+    """Maximum number of claims, and of other objects, that the operator sends requests about
     concurrently. It checks one object at a time."""
 
 

@@ -47,7 +47,7 @@ the version in the cluster."""
 
 
 class Controller(Protocol):
-    """Reconciles the objects of one of drakit's kinds."""
+    """Reconciles the objects of one kind that drakit defines."""
 
     async def refresh(
         self, name: str, *, write: Callable[[dict[str, Any]], None] | None = None

@@ -1,9 +1,9 @@
 """
-The kinds that the operator follows: whether the API server serves them, in which version, and
-whether the operator may list and watch them.
+Determines for each kind that the operator follows in which version the API server serves it, if at
+all, and whether the operator may list and watch it.
 
-These checks are repeated, so that no restart is needed after an upgrade of the control plane or a
-change to permissions.
+These checks are repeated, so that a control plane upgrade or a change to permissions does not
+require a restart.
 
 Does not depend on the store.
 """
@@ -32,7 +32,7 @@ OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A kind in the version in which the API server serves it."""
+    """A kind, with the version in which the API server serves it."""
 
     kind: Kind
     version: str

@@ -248,7 +248,7 @@ class MaintenanceController:
         return _status(found, accepted, state, memory.evictions), again
 
     def _decide(self, found: MaintenanceFacts) -> tuple[Condition, tuple[DeviceID, ...]]:
-        """Decide which devices are in maintenance."""
+        """Return the condition Accepted, and the devices to put into maintenance."""
         if found.mode not in (CORDON, DRAIN):
             message = f"this version of drakit does not know mode {found.mode!r}: upgrade drakit"
             return Condition("Accepted", "Unknown", "UnknownMode", message), ()
@@ -471,7 +471,7 @@ def _status(
     for each in state.uses:
         eviction = evictions.get(each.pod.uid, _Eviction()) if each.pod else _Eviction()
         blockers.append((not eviction.refused, each.blocker(eviction.said)))
-    # Pods whose eviction is blocked come first.
+    # Put the pods whose eviction is blocked first.
     blockers.sort(key=lambda each: each[0])
     start = datetime.fromtimestamp(state.drain_start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     fields = {

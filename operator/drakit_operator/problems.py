@@ -86,11 +86,10 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]]:
     """
-    Return the problems of a claim that do not depend on a waiting pod, keyed by the UID of the
-    claim.
+    Return the problems of a claim that do not depend on a waiting pod, keyed by the claim's UID.
 
-    A missing device is also a problem of the pods that run with it, and is keyed by their UIDs as
-    well. Such a pod can fail, and then its claim is deleted.
+    A missing device is also a problem of the pods that are running with it, so it is also keyed by
+    their UIDs. Such a pod can fail, and then its claim is deleted.
     """
     if claim.deleting:
         return {claim.uid: []}
@@ -105,7 +104,7 @@ def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]
 
 
 def running_pods(claim: ClaimFacts, world: World) -> list[Consumer]:
-    """Return the pods that a claim is reserved for, except those that have not started."""
+    """Return the pods for which a claim is reserved and that have started."""
     pods = [each for each in claim.consumers if each.resource == "pods"]
     waiting = {pod.uid for each in pods if (pod := world.pod(claim.namespace, each.name))}
     return [each for each in pods if each.uid not in waiting]

@@ -206,7 +206,7 @@ class Reconciler:
         second."""
 
         self._check_seconds = 0.0
-        """The duration of the last part of a non-urgent check."""
+        """How long the last part of a non-urgent check took."""
 
         self.driver_devices: Mapping[str, Counter[str]] | None = None
         """The number of devices in each state, keyed by driver. None before the first count."""

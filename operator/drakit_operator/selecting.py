@@ -59,7 +59,7 @@ TURN_SECONDS = 0.05
 equally many queries, each gets a turn within 10 s."""
 
 FIRST_DEVICES = 2
-"""The number of devices for which a selector is evaluated first, because each can take 20 ms."""
+"""How many devices to evaluate a selector for at first, because each can take 20 ms."""
 
 LONGEST_SECONDS = 1.0
 """The time limit for a query about up to 2,000 devices, after which a selector is too expensive."""
@@ -85,7 +85,7 @@ class Missing(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """The results of a selector for the first of some devices."""
+    """The results of an interrupted evaluation, for the first devices."""
 
     devices: Sequence[Mapping[str, Any]]
     outcomes: list[SelectorResult] = field(default_factory=list[SelectorResult])

@@ -1,5 +1,6 @@
 """
-Causes that many objects share: one Event about a class or a node, and one in each namespace.
+Combines the Events about a cause that many objects share into one Event about a class or node, and
+one in each namespace.
 
 The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
 its own Event. Above that, the class, node or template gets one Event with the number of all
@@ -73,7 +74,7 @@ class _Space:
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     representative: ObjectReference | None = None
-    """The first object with its own Event."""
+    """The first object that got its own Event."""
 
     candidate: ObjectReference | None = None
     """The object whose own Event is being written, while there is no representative yet."""
@@ -194,7 +195,7 @@ class SharedCauses:
 
     def judge(self, uid: str, *, now: float, named_another: bool = False) -> Judgment:
         """
-        Return what to do about an object whose own Event is due.
+        Return the action to take for an object whose own Event is due.
 
         :param named_another: whether the object's last Event named another object, which may soon
             be replaced.
@@ -242,7 +243,8 @@ class SharedCauses:
                 space.candidate = None
 
     def announced(self, uid: str) -> None:
-        """Record that an object has its own Event, which the Events of others can name."""
+        """Record that an object has its own Event, to which the Events of other objects can
+        refer."""
         if (found := self._find(uid)) is not None:
             _, space, member = found
             space.representative = space.representative or member

@@ -54,7 +54,7 @@ IN_FLIGHT = 100
 connection."""
 
 WHOLE = frozenset({POLICIES, MAINTENANCES})
-"""Kinds whose handlers get the whole object, because they reconcile it."""
+"""The kinds whose handlers get the whole object, because they reconcile it."""
 
 ABSENT_SECONDS = 5.0
 """How often to check again for a kind that the cluster does not have, or that the operator may not

@@ -1,5 +1,5 @@
 """
-The operator's facts of the cluster: one :class:`drakit_explain.world.World`.
+Stores the operator's facts about the cluster in one :class:`drakit_explain.world.World`.
 
 Only the main loop uses the store, never another thread. :mod:`.affected` decides which objects a
 change affects.

@@ -260,7 +260,7 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
     claims = (
         each
         for each in world.of(ClaimFacts).values()
-        # The claims of a template have its requests, so don't check them.
+        # Don't check the claims from templates, because they have the same requests.
         if not each.allocated and each.owner_pod is None
     )
     for of in (*claims, *world.of(TemplateFacts).values()):

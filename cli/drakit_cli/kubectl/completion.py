@@ -25,7 +25,7 @@ from drakit_cli.kubectl.arguments import COMPLETE, parser
 from drakit_cli.kubectl.targets import KINDS, POD, ObjectKind, find_kind
 
 SECONDS = 2.0
-"""The time limit for names in the cluster."""
+"""The time limit for listing names in the cluster."""
 
 MAX_NAMES = 200
 """Maximum number of names to print. A longer list does not help, and takes longer."""

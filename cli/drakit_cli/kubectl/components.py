@@ -82,7 +82,7 @@ class Components:
     unchecked: tuple[str, ...] = ()
 
     def without(self, gate: str, kind: str) -> list[str]:
-        """Return the names of the components of a kind in which a gate is disabled."""
+        """Return the names of the components of the given kind that have a gate disabled."""
         return [
             each.name
             for each in self.checked

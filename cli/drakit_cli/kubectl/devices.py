@@ -69,7 +69,7 @@ class DeviceRow:
     """Details that the state does not show."""
 
     left: tuple[Left, ...] = ()
-    """The remaining amount of each capacity of a shared device."""
+    """How much of each capacity of a shared device is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ class PoolRow:
 
 
 UNREACHABLE = "unreachable"
-"""The state of a pool whose slices do not select any node of the cluster."""
+"""The state of a pool whose slices do not select any node in the cluster."""
 
 
 def pool_rows(found: Gathered) -> list[PoolRow]:
@@ -148,7 +148,7 @@ def _has_node(of: SliceFacts, world: World) -> bool:
 
 
 def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
-    """Add the devices that claims hold, but that no slice publishes any longer."""
+    """Add the devices that claims hold but that are no longer published."""
     published = {DeviceID(*row.identity, each.name) for row in rows for each in row.devices}
     gone: dict[DeviceID, list[ClaimFacts]] = {}
     for claim in world.of(ClaimFacts).values():

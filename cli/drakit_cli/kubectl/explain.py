@@ -627,8 +627,7 @@ def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
 
 
 def _counts_of_scheduler(message: str) -> str:
-    """Return the part of the scheduler's message that contains the number of nodes for each
-    reason."""
+    """Return the part of the scheduler's message with the number of nodes for each reason."""
     counts = message.partition(" nodes are available: ")[2]
     return counts.partition(". ")[0].rstrip(".")
 
@@ -643,7 +642,7 @@ def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]
 
 
 def counts(report: RequestReport) -> dict[str, int]:
-    """Return the counts of a request, keyed by the columns of the table."""
+    """Return the counts for a request, keyed by table column."""
     found, analysis = report.found, report.analysis
     return {
         "published": analysis.published,
@@ -703,8 +702,8 @@ def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
 
 
 def _cut(texts: Sequence[str], *, wide: bool, number: int = 0) -> list[str]:
-    """Return the first strings, and the number of omitted ones. `number` is the length of the
-    complete list, if `texts` is only a part of it."""
+    """Return the first strings, and the number of omitted strings. `number` is the length of the
+    whole list, if `texts` is only a part of it."""
     most = len(texts) if wide else 3
     rest = max(len(texts), number) - most
     more = "" if wide else " (-o wide)"

@@ -34,8 +34,8 @@ from drakit_explain.world import Fact, World
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 PAGE_SIZE = 2_000
-"""The number of objects per page of a list. With kubectl's 500, the API server takes more than
-twice as long for 100,000 claims."""
+"""The number of objects per page of a list. With kubectl's page size of 500, the API server takes
+more than twice as long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
 """Maximum size of a page. It can be large, because a command keeps few pages in memory, and runs
@@ -155,7 +155,7 @@ class Gathered:
         return {name: enabled[name] for name in sorted(enabled) if name.startswith(PREFIXES)}
 
     def lacks(self, *kinds: Kind) -> bool:
-        """Return whether facts of one of these kinds are unknown."""
+        """Return whether any facts of these kinds are unknown."""
         return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
 
     def lacks_all(self, kind: Kind) -> bool:
@@ -358,7 +358,7 @@ class _Reader:
         return fact
 
     def _unread(self, kind: Kind, metadata: Object) -> Fact | None:
-        """Return a fact that only states that an object exists."""
+        """Return a fact that contains only the existence of an object."""
         name = str(metadata.get("name"))
         self.found.gaps.append(
             Gap(

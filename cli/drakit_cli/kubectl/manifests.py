@@ -76,7 +76,7 @@ class Document:
     name: str
     body: dict[str, Any]
     old: Object | None = None
-    """The object with this name in the cluster."""
+    """The existing object with this name in the cluster, if any."""
 
     refusal: str = ""
     """The reason why the API server rejects the object."""
@@ -99,7 +99,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPod:
-    """A pod of a manifest, or the first one of a workload."""
+    """A pod in a manifest, or the first pod of a workload."""
 
     source: Document
     """The pod or the workload."""
@@ -215,7 +215,8 @@ async def complete(
     """
     Return the objects with the API server's defaults, and the pods of workloads.
 
-    :param names: the names of objects that the manifest contains, and the cluster may not.
+    :param names: the names of objects that the manifest contains, but that may be missing from the
+        cluster.
     :raises UsageError: an object that the API server did not check is malformed.
     """
     of = _Completion(session, names)

@@ -181,7 +181,7 @@ def _load(body: Object) -> Load | None:
     try:
         return load_of_pod(body)
     except UNREADABLE:
-        return None  # so the node has less room than computed
+        return None  # ignored, although the node then has less room than computed
 
 
 # ---------------------------------------------------------------- Events

@@ -118,7 +118,7 @@ REGISTRY = "/plugins_registry"
 """The directory for plugin registration, relative to the kubelet's root directory."""
 
 _CHECKSUM = "checksum/config"
-"""The pod annotation with which the chart restarts pods when their configuration changes."""
+"""The pod annotation that makes the chart restart pods when their configuration changes."""
 
 _HELM = "meta.helm.sh/release-name"
 """The annotation on all objects in a Helm release."""
@@ -158,7 +158,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """A container in a pod of drakit."""
+    """A container in one of drakit's pods."""
 
     pod: str
     node: str
@@ -210,7 +210,7 @@ class Release:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """The pods of its node plugin."""
+        """The pods of the release's node plugin."""
         return tuple(each for each in self.all_pods if each.component == NODEPLUGIN)
 
     @property
@@ -228,7 +228,7 @@ class Release:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes on which its node plugin has a pod."""
+        """The nodes on which the release's node plugin has a pod."""
         return frozenset(pod.node for pod in self.pods)
 
 

@@ -48,7 +48,7 @@ def refused(document: Document, sentence: str, *, code: str = REFUSED) -> Report
 
 async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -> PlannedPod:
     """
-    Return the pods that a workload of the manifest would create in addition to its current pods.
+    Return the pods that a workload in the manifest would create in addition to its current pods.
 
     If the manifest changes the pod template, and the controller deletes each pod before it creates
     the next one, the devices of the current pods are assumed to be free.

@@ -55,7 +55,7 @@ _SERVER_ONLY: dict[str, Any] = {
 """The kubeconfig for a user who specifies only the server's URL."""
 
 _import_lock = threading.Lock()
-"""Two event loops in two threads may connect at the same time, so imports need a lock."""
+"""Protects the imports, because two event loops in two threads may connect at the same time."""
 
 
 class ConfigError(Exception):

@@ -62,7 +62,7 @@ class EventTimings:
     """How long it takes until another new Event from the source about the object is allowed."""
 
     request_seconds: float = 5.0
-    """The time limit for a write, for which the caller waits."""
+    """The time limit for a write. The caller waits for it."""
 
     capacity: int = 2048
     """Maximum number of Events, and of objects, to cache. The least recently used ones are dropped
@@ -304,7 +304,7 @@ def _shortened(note: str) -> str:
 
 
 def _path(event: Mapping[str, Any]) -> str:
-    """Return the API path of an Event. Repetitions of one Event have the same path."""
+    """Return the API path of an Event, which is the same for its repetitions."""
     metadata = event["metadata"]
     return resource_path(
         _API_VERSION, "events", namespace=metadata["namespace"], name=metadata["name"]

@@ -75,7 +75,7 @@ class Listing(Generic[Kept]):
 
     items: list[Kept]
     resource_version: str
-    """The version from which a watch must start to receive every change after this list."""
+    """The resource version from which a watch must start to receive all changes after this list."""
 
     skipped: tuple[Skipped, ...] = ()
 

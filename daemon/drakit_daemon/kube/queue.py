@@ -68,7 +68,7 @@ class FairShare:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._reached = 0.0
-        """The used time of the owner whose turn came last. It never decreases."""
+        """How much time the owner had used whose turn came last. It never decreases."""
 
         self._many = MANY_OWNERS
 

@@ -28,7 +28,7 @@ middle."""
 
 METRIC = b"kubernetes_feature_enabled"
 _OF_GATES = re.compile(r"\b(allowMultipleAllocations|includes)\b")
-"""The fields and functions of selectors that exist only if a gate is enabled."""
+"""Matches the fields and functions in selectors that exist only if a gate is enabled."""
 
 _LINE = re.compile(rb'kubernetes_feature_enabled\{.*\bname="(\w+)".*\} ([01])\b')
 

@@ -45,7 +45,8 @@ class Problem:
     file."""
 
     path: str
-    """The field (``devices[0].containerEdits.env[2]``). Empty for the spec as a whole."""
+    """The path of the field, such as ``devices[0].containerEdits.env[2]``. Empty for the spec as a
+    whole."""
 
     severity: Severity
     text: str

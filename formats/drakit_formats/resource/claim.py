@@ -88,7 +88,7 @@ class Claim:
 
 
 def base_request(request: str) -> str:
-    """Return the name by which pods refer to a request: ``main`` for ``main/small``."""
+    """Return the name that pods use for a request, such as ``main`` for ``main/small``."""
     return request.partition("/")[0]
 
 

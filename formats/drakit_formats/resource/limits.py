@@ -126,13 +126,13 @@ MAX_ATTRIBUTES_AND_CAPACITIES = 32
 attributes."""
 
 MAX_ATTRIBUTE_VALUES = 48
-"""Maximum number of attribute values of a device. Each value in a list is included."""
+"""Maximum number of attribute values of a device, including each value in a list."""
 
 MAX_STRING_BYTES = 64
 """Maximum size of a string or version attribute, in bytes."""
 
 MAX_VALID_VALUES = 10
-"""Maximum number of amounts of a capacity from which a claim can choose."""
+"""Maximum number of valid amounts of a capacity for a claim to choose from."""
 
 MAX_COMPATIBILITY_GROUPS = 2
 """Maximum number of compatibility groups of a device for each counter set."""
@@ -152,7 +152,8 @@ MAX_EXTRA_DEPTH = 5
 """Maximum nesting depth of extra fields."""
 
 MAX_DRIVER_TAINTS = 12
-"""Maximum number of taints from the driver. The rest of the API's limit is for the node plugin."""
+"""Maximum number of taints from the driver. The rest of the API's limit is reserved for the node
+plugin."""
 
 MAX_POOLS = 64
 """Maximum number of pools in one inventory. The API does not have a limit, but each pool costs

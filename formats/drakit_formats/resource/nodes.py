@@ -21,7 +21,7 @@ def pool_name(node: str, pool: str) -> str:
 
 
 def node_of_pool(name: str) -> str:
-    """Return the node after which a pool in the API is named, if any. Other pools contain devices
+    """Return the node whose name an API pool's name contains, if any. Other pools contain devices
     that do not belong to a node, such as devices on a network."""
     return name.partition("/")[0]
 

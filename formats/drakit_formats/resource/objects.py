@@ -89,7 +89,7 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
 
 
 def requests_from_version(spec: Object, version: str) -> Object:
-    """Parse the spec of a ResourceClaim of any of the versions as one of ``v1``."""
+    """Convert the spec of a ResourceClaim from any of the versions to ``v1``."""
     if _known(version) != "v1beta1" or not (requests := children(spec, "devices", "requests")):
         return spec
     devices = cast("Object", spec["devices"])

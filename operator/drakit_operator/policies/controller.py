@@ -57,7 +57,7 @@ class _Pace:
     """The number of recent writes. It decreases by one each minute."""
 
     find_at: float = float("-inf")
-    """The time at which the status is computed again."""
+    """The time at which the status can be computed again."""
 
 
 class PolicyController:

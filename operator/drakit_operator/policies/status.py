@@ -1,6 +1,6 @@
 """
-The desired DeviceClass and status of a HostDevicePolicy, computed from the facts of the store.
-Pure.
+Computes the desired DeviceClass and status of a HostDevicePolicy from the facts in the store, with
+pure functions.
 
 The status summarizes the reports of the nodes (NodeDeviceReport). It covers the nodes to which the
 policy applies: they are ready, the policy's selector selects them, and they have a current report
@@ -65,7 +65,7 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
 
 @dataclass(frozen=True, slots=True)
 class _NodeState:
-    """The state of the policy on one node."""
+    """The state of a policy on one node."""
 
     node: str
     state: Literal["applied", "behind", "refused", "problem", "in use"]
