@@ -9,7 +9,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
 FOLDERS = ("cli", "daemon", "driver", "explain", "formats", "nodeplugin", "operator", "proto")
-"""The folders of our packages, except for that of the SDK."""
+"""The folders of drakit's packages, except for that of the SDK."""
 
 SOURCES = [str(REPOSITORY / name) for name in ("", *FOLDERS)]
 

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     parts: Collection[str], plan: Plan, *, api: ApiServer, cluster: Cluster
 ) -> Iterator[Row]:
-    """Return the rows as soon as they are known."""
+    """Yield each row as soon as it is known."""
     kubeconfig = cluster.kubeconfig
     if "hops" in parts:
         yield from (row for row, _ in measure_hops())

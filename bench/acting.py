@@ -1,6 +1,6 @@
 """
-Further objects on which the operator acts, in addition to :mod:`.scene`: policies, drivers, and
-maintenances with the largest number of devices.
+Objects that the operator reconciles in addition to those in :mod:`.scene`: policies, drivers, and
+maintenances with the maximum number of devices.
 
 Each driver publishes one slice on each of its nodes, and each maintenance takes the devices of one
 of these slices out of service. Does not depend on processes, clocks or budgets.
@@ -24,15 +24,16 @@ WRITERS = "drakit-operator"
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """Numbers of objects."""
+    """The numbers of objects."""
 
     policies: int = 1_000
-    """Each selects one serial adapter on the nodes of one rack, and has a DeviceClass."""
+    """The number of policies. Each selects one serial adapter on the nodes of one rack, and has a
+    DeviceClass."""
 
     drivers: int = 50
     nodes_per_driver: int = 2
     devices: int = 64
-    """Devices per slice, and therefore per maintenance."""
+    """The number of devices per slice, and therefore per maintenance."""
 
     @property
     def maintenances(self) -> int:
@@ -74,7 +75,7 @@ class Acting:
                 yield self.slice_body(number, node)
 
     def slice_body(self, driver: int, node: int, *, generation: int = 1) -> Body:
-        """Return a slice of a driver on a node. In even generations, a device is missing."""
+        """Return a driver's slice on a node. In even generations, a device is missing."""
         name, devices = node_name(node), self.devices - (generation % 2 == 0)
         return {
             "metadata": {"name": f"acting-{driver:02}-{node:04}"},
@@ -134,7 +135,8 @@ def writes_of_operator(
 
 
 def most_updates(writes: Iterable[Mapping[str, Any]], *, seconds: float) -> int:
-    """Return the largest number of status updates that one object got within some seconds."""
+    """Return the maximum number of status updates for one object in any period of this many
+    seconds."""
     times: dict[tuple[str, str], list[float]] = {}
     for record in writes:
         of = record["objectRef"]

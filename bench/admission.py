@@ -1,10 +1,11 @@
 """
-The time of a check of parameters by the operator's webhook: `python -m bench.admission`.
+Measures how long the operator's webhook takes to check parameters: `python -m bench.admission`.
 
 The webhook runs in its own process on one core, with Kopf, TLS and the schemas of the example
 driver for GPUs. The load runs on the other cores. Requests start at fixed times, whether or not the
-previous ones have completed, over four connections, as with API servers. A quarter is rejected. A
-time lasts from the scheduled start of a request until its response is read, so it includes queuing.
+previous ones have completed, over four connections, as with API servers. A quarter of the requests
+is rejected. A request's time is measured from its scheduled start until its response is read, so it
+includes queuing.
 """
 
 from __future__ import annotations

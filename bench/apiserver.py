@@ -1,6 +1,6 @@
 """
-The API server for the measurements: allocated claims, slices, and the objects of the operator's
-scene.
+Access to the API server for the measurements: creates allocated claims and the objects of the
+operator's scene, and reads slices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Body = dict[str, Any]
 
 NAMESPACE = "default"
 WRITERS = 32
-"""Claims that are created concurrently."""
+"""Maximum number of claims to create concurrently."""
 
 REQUEST_SECONDS = 60.0
 """The timeout of a request. Some objects have the largest size that the API server accepts, and a
@@ -52,7 +52,7 @@ def connected(kubeconfig: Path) -> Generator[ApiServer]:
 
 
 class ApiServer:
-    """Blocking calls of the API server."""
+    """Blocking calls to the API server."""
 
     def __init__(self, session: Session, runner: asyncio.Runner) -> None:
         self._session = session
@@ -89,7 +89,7 @@ class ApiServer:
         return self._runner.run(self._session.list(_SLICES, params=selector)).items
 
     def slice_writes(self) -> int:
-        """Return how many writes of ResourceSlices by any client have succeeded."""
+        """Return how many writes of ResourceSlices have succeeded, from all clients."""
         return self._runner.run(self.count_slice_writes())
 
     def delete_slices(self, driver: str) -> None:
@@ -120,7 +120,7 @@ class ApiServer:
     async def count_slice_writes(self) -> int:
         """The same as `slice_writes`, in the session's loop."""
         writes = 0
-        # A session only parses JSON, which this is not.
+        # Don't use a session method, because the response is not JSON.
         async with self._session.http.get(f"{self._session.server}/metrics") as response:
             response.raise_for_status()
             text = await response.text()
@@ -143,8 +143,8 @@ class ApiServer:
             },
         )
         here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
-        # Without reservedFor, because the controller manager releases claims that no pod reserves
-        # any more.
+        # Omit reservedFor, because the controller manager releases claims that are no longer
+        # reserved for an existing pod.
         allocation = {
             "devices": {"results": [result]},
             "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},

@@ -19,14 +19,14 @@ from drakit_formats import crds
 
 GPUS = "gpu.hostile.drakit.dev"
 NICS = "nic.hostile.drakit.dev"
-"""Two drivers, each with a class of the same name."""
+"""The two drivers. Each has a class of the same name."""
 
 NODES = 20
 DEVICES = 32
-"""Devices of each driver on each node."""
+"""The number of devices of each driver on each node."""
 
 COLORS = 5
-"""Values of the attribute ``color``."""
+"""The number of values of the attribute ``color``."""
 
 HANGS = "the helper hangs here"
 """A string in a selector for which the helper of the attack ``helper`` hangs."""
@@ -40,8 +40,8 @@ _DEEP_FIELDS = '{"f:x":' * LEVELS + "{}" + "}" * LEVELS
 
 
 OF_MANY = 40
-"""The minimum number of objects that each of many namespaces creates, if the attack has that many.
-Beyond that, the namespaces share the number of one."""
+"""Minimum number of objects that each of many namespaces creates, if the attack has that many.
+Otherwise, the namespaces share the objects of a single namespace."""
 
 
 class Item(NamedTuple):
@@ -65,7 +65,7 @@ class Attack:
     """Returns the objects for a namespace."""
 
     rewrites: int = 0
-    """How often per second the first object is changed."""
+    """How many times per second the first object is changed."""
 
     helper_hangs: bool = False
 

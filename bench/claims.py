@@ -1,9 +1,9 @@
 """
-The time and memory that claims need.
+Measures the time and memory that claims need.
 
 :mod:`.kubelet` makes the calls, :mod:`.apiserver` has the claims. States that are compared (none,
-many and very many claims prepared) alternate, so that a machine that becomes slower or faster
-affects all of them equally. :mod:`.skeleton` does each batch just before the plugin.
+    many and very many claims prepared) alternate, so that a machine that becomes slower or faster
+    affects all of them equally. :mod:`.skeleton` does each batch just before the plugin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drakit.device import ClaimReference
 
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
-"""The number of measured claims, and the size of the batches in which the others are prepared."""
+"""The number of measured claims, and the batch size for preparing the other claims."""
 
 TIME_BUDGETS: Mapping[tuple[str, int], float] = {
     ("prepare", 1): 1.75,
@@ -38,11 +38,11 @@ TIME_BUDGETS: Mapping[tuple[str, int], float] = {
     ("repeat", 64): 1.1,
     ("unprepare", 64): 3,
 }
-"""Budget of the p50 as a multiple of the skeleton's, by operation and batch size. A repeated
-prepare is compared with the skeleton's prepare."""
+"""The budget of the p50 as a multiple of the skeleton's, keyed by operation and batch size. A
+repeated prepare is compared with the skeleton's prepare."""
 
 RESIDENT_RATIO = 1.2
-"""Budget of the ratio of the p50 with resident claims to that without."""
+"""The budget of the p50 with resident claims, as a multiple of the p50 without."""
 
 RESIDENT_BUDGET_MIB = 104.0
 
@@ -50,14 +50,15 @@ SPEED_UP = 4.0
 """Minimum speedup of concurrent pods over sequential pods."""
 
 GROWTH_MIB = 1.0
-"""Budget of the growth of VmRSS in an endurance run. Heap fragmentation changes it by a few tenths;
-a leak of 32 bytes per pair would be 2.4 MiB."""
+"""The budget of the VmRSS growth in an endurance run. Heap fragmentation changes it by a few
+tenths; a leak of 32 bytes per pair would be 2.4 MiB."""
 
 PODS = 8
 CLAIMS_OF_PODS = (1, 4)
 DEVICE_TIME = "20ms"
 WARM_UP = 3
-"""Warm-up repetitions, which are not measured: connections are opened, code is loaded."""
+"""The number of warm-up repetitions, in which connections are opened and code is loaded. They are
+not measured."""
 
 SAMPLES_OF_ENDURANCE = 100
 
@@ -67,18 +68,18 @@ class Plan:
     """The size of a run."""
 
     cycles: int
-    """Repetitions of each number of resident claims, in turn."""
+    """How many times each number of resident claims has its turn."""
 
     resident: tuple[int, ...]
     repetitions: Mapping[int, int]
-    """Samples in each turn, by batch size."""
+    """The number of samples in each turn, keyed by batch size."""
 
     pairs: int
-    """Pairs of prepare and unprepare of one claim, in the endurance run."""
+    """The number of times that one claim is prepared and unprepared in the endurance run."""
 
     idle_seconds: float
     changes: int
-    """Changes to devices, at a rate of a thousand per second."""
+    """The number of device changes, at a rate of a thousand per second."""
 
 
 FULL = Plan(
@@ -103,7 +104,7 @@ QUICK = Plan(
 
 @dataclass(kw_only=True, slots=True)
 class Samples:
-    """The times of one operation in one state of the plugin, in seconds and in order."""
+    """The durations of one operation in one state of the plugin, in seconds and in order."""
 
     seconds: list[float] = field(default_factory=list[float])
     skeleton: list[float] = field(default_factory=list[float])
@@ -119,8 +120,8 @@ class Bench:
         self._kubeconfig = kubeconfig
         report("creating claims")
         self.measured = api.create_claims([(NODE, f"device-{n}") for n in range(BATCH)])
-        # These claims have shares, because a node has fewer devices than claims if it has thousands
-        # of claims.
+        # These claims share devices, because a node with thousands of claims has fewer devices than
+        # claims.
         devices = [(NODE, f"shared-{n % SHARED}") for n in range(max(plan.resident))]
         self.others = api.create_claims(devices, prefix="other", shared=True)
 
@@ -152,7 +153,7 @@ class Bench:
             report(f"a start with {most} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
                 yield self._restarted(plugin, kubelet)
-        # In a separate process: a heap that was larger before would hide the growth.
+        # Use a separate process, because an already larger heap would hide the growth.
         report(f"{self._plan.pairs} pairs")
         with folders() as places, self._plugin(drivers, places) as (plugin, kubelet):
             yield self._endurance(plugin, kubelet)
@@ -200,8 +201,8 @@ class Bench:
                 samples[operation, batch, resident].skeleton.append(least[operation])
 
     def _restarted(self, plugin: Plugin, kubelet: Kubelet) -> Row:
-        # As after a rolling update: CDI files are restored, and the kubelet prepares some claims
-        # again.
+        # Do the same as happens after a rolling update: CDI files are restored, and the kubelet
+        # prepares some claims again.
         for first in range(0, len(self.others), BATCH * 8):
             kubelet.prepare(self.others[first : first + BATCH])
         time.sleep(self._plan.idle_seconds)
@@ -295,7 +296,8 @@ def growth_mib(rss_mib: Sequence[float]) -> float:
 
 
 def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, wanted: int) -> None:
-    """Prepare the next claims, or unprepare the last ones, until the wanted number is prepared."""
+    """Prepare the next claims, or unprepare the last ones, until the wanted number of claims is
+    prepared."""
     call: Callable[[Sequence[ClaimReference]], float]
     call = kubelet.prepare if wanted > prepared else kubelet.unprepare
     low, high = sorted((prepared, wanted))
@@ -305,7 +307,7 @@ def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, w
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    """Exclude our own garbage collector from the times."""
+    """Keep this process's garbage collector from affecting the measured times."""
     gc.collect()
     gc.freeze()
     gc.disable()

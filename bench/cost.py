@@ -1,9 +1,9 @@
 """
-The node plugin's start time and idle memory, the processor time of claims, and the number of pods
-with one claim each that are prepared per second.
+Measures the node plugin's start time and idle memory, the CPU time per claim, and how many pods
+with one claim each it prepares per second.
 
-All figures except the memory are multiples of :mod:`.skeleton`'s. Unlike times, processor time
-hardly depends on the machine's disk or other load. The driver of the measurement does nothing.
+All figures except the memory are multiples of :mod:`.skeleton`'s. Unlike durations, CPU time hardly
+depends on the machine's disk or other load. The measured driver does nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.rows import Row, compared, median_ms
 from drakit.device import ClaimReference
 
 START_BUDGET = 3.0
-"""Budget of the start time, as a multiple of the skeleton's."""
+"""The budget of the start time, as a multiple of the skeleton's."""
 
 IDLE_BUDGET_MIB = 72.0
 STARTS = 5
@@ -34,10 +34,10 @@ CPU_BUDGETS: Mapping[tuple[str, int], float] = {
     ("unprepare", 1): 1.5,
     ("prepare", 64): 2.2,
 }
-"""Budget of the processor time, as a multiple of the skeleton's."""
+"""The budget of the CPU time, as a multiple of the skeleton's."""
 
 RATE_BUDGET = 0.6
-"""Budget of the pods per second, as a multiple of the skeleton's."""
+"""The budget of the pods per second, as a multiple of the skeleton's."""
 
 
 def footprint(kubeconfig: Path, *, idle_seconds: float) -> Row:
@@ -91,7 +91,7 @@ def _costs(
     both: Sequence[tuple[Plugin, Kubelet]], claims: Sequence[ClaimReference], *, count: int
 ) -> Iterator[Row]:
     """Measure the plugin and the skeleton in turn."""
-    # Milliseconds of both, by operation.
+    # The milliseconds that both have spent, keyed by operation.
     spent = {"prepare": [0.0, 0.0], "unprepare": [0.0, 0.0]}
     for number in range(-WARM_UP, count):
         for which, (process, kubelet) in enumerate(both):

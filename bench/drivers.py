@@ -1,5 +1,6 @@
 """
-Drivers whose own work takes no time, or a known time. The rest of a measured time is the plugin's.
+Drivers whose own work takes no time, or a known time. The rest of the measured time is spent in the
+plugin.
 
 They have the same name, so that the same claims in the API server work for both. A plugin hosts one
 of them at a time. They publish the devices of the measured claims, and a few that all other claims
@@ -25,15 +26,15 @@ EFFECTS = {"driver": "bench.drivers:Effects"}
 """The drivers entry of the measured driver."""
 
 DEVICES = 64
-"""Devices that one claim has at a time."""
+"""The number of devices that only one claim can have at a time."""
 
 SHARED = 100
-"""Devices that any number of claims share."""
+"""The number of devices that any number of claims can share."""
 
 
 class BenchConfig(DriverConfig):
     device_time: Duration = timedelta(0)
-    """Duration of a device's prepare, and of its unprepare."""
+    """How long preparing a device takes, and unpreparing it."""
 
 
 class Effects(Driver[BenchConfig]):
@@ -76,7 +77,7 @@ class Separate(Effects):
 
 
 class Changing(Effects):
-    """A driver whose last device changes on request of the measurement."""
+    """A driver whose last device changes when the measurement requests it."""
 
     running: Changing | None = None
 

@@ -1,5 +1,6 @@
 """
-The slices of 500 node plugins that start at the same time, with an API server that throttles them.
+Measures how 500 node plugins that start at the same time publish their slices, with an API server
+that throttles them.
 
 Each has its own session, device manager and publisher. All are in this process, without drivers,
 kubelets and checkpoints. They have one ServiceAccount, as in a cluster, and therefore one flow of
@@ -47,16 +48,16 @@ from e2e.kit import write_kubeconfig
 NODES = 500
 SLICES_PER_NODE = 12
 DEVICES = SLICES_PER_NODE * 56
-"""Devices of a node. A slice has 56."""
+"""The number of devices per node. A slice has 56."""
 
 DRIVER = "fleet.bench.drakit.dev"
 ACCOUNT = "fleet"
 
 PUBLISHED_SECONDS = 900.0
-"""The longest wait until all slices exist."""
+"""How long to wait until all slices exist."""
 
 SETTLED_SECONDS = 20.0
-"""The time after that in which no slice may vanish. Deleted slices are restored within 2 s."""
+"""How long after that no slice may disappear. Deleted slices are restored within 2 s."""
 
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _NODES = resource_path("v1", "nodes")
@@ -254,7 +255,7 @@ def _name(body: dict[str, Any]) -> str:
 
 
 async def _wait_published(session: Session) -> None:
-    """Wait until the API server has the expected number of slices, or the time is over."""
+    """Wait until the API server has the expected number of slices, or until the timeout."""
     until = time.monotonic() + PUBLISHED_SECONDS
     while time.monotonic() < until:
         page = await session.get(_SLICES, params={"limit": "1"})
@@ -291,7 +292,7 @@ async def _missing(session: Session, nodes: Collection[_Node]) -> int:
 
 
 async def _rejected(session: Session) -> int:
-    """Return how many requests of the node plugins the API server has rejected."""
+    """Return how many of the node plugins' requests the API server has rejected."""
     async with session.http.get(f"{session.server}/metrics") as response:
         response.raise_for_status()
         text = await response.text()

@@ -1,5 +1,6 @@
 """
-Counts our functions that one prepare and one device change enter: `python -m bench.hops`.
+Counts drakit's functions that are entered to prepare a claim, and to publish a device change:
+`python -m bench.hops`.
 
 The real node plugin runs in this process and this thread, with a profile hook in all its threads.
 Its calls arrive over the Unix socket, and its API server is a fake. Other threads run both, without
@@ -39,16 +40,18 @@ from drakit_nodeplugin.app import Launch, serve
 from drakit_nodeplugin.config import load_config
 
 WARM_UP = 3
-"""Rounds before the first measured one: modules are imported, and connections opened."""
+"""The number of rounds before the first measured one, in which modules are imported and connections
+opened."""
 
 ROUNDS = 5
 REST_SECONDS = 0.3
-"""The time after which no work of a call is left."""
+"""How long to wait until all work of a call is done."""
 
 PUBLISHED_SECONDS = 30.0
 
 CROSSINGS = 6
-"""Budget of a prepare: to the checkpoint's thread and back twice, and to the driver's."""
+"""The budget for preparing a claim: twice to the checkpoint's thread and back, and once to the
+driver's thread and back."""
 
 PACKAGES = tuple(
     str(REPOSITORY / folder) + os.sep
@@ -68,14 +71,14 @@ TESTING = str(REPOSITORY / "drakit" / "testing") + os.sep
 
 @dataclass(kw_only=True)
 class Round:
-    """The work of the plugin in one round."""
+    """The plugin's work in one round."""
 
     functions: dict[tuple[str, str], None] = field(default_factory=dict[tuple[str, str], None])
-    """File and name of our functions, in the order of their first calls. The resumption of a
-    coroutine is a call."""
+    """The file and name of drakit's functions, in the order of their first calls. Resuming a
+    coroutine is also a call."""
 
     tasks: int = 0
-    """Tasks that were created for our coroutines."""
+    """The number of tasks that were created for drakit's coroutines."""
 
     crossings: int = 0
     """The number of times that a thread passed work or a result to another one."""

@@ -2,8 +2,8 @@
 Measures how tenants can affect others: `python -m bench.hostile`.
 
 The operator runs as a process with the chart's limits against a real API server. It is started
-again for each of the :mod:`.attacks`, from 1, 10 and 100 namespaces. The last row of each number is
-a start while the objects of all attacks exist.
+again for each of the :mod:`.attacks`, from 1, 10 and 100 namespaces. For each number, the last row
+is a start while the objects of all attacks exist.
 
 During an attack, pods of other namespaces appear, the probes are called as by a kubelet, and the
 Lease is read.
@@ -52,30 +52,31 @@ from e2e.cluster.choice import cluster as find_cluster
 from e2e.images.go import cel_program
 
 INNOCENT_SECONDS = 30.0
-"""The longest time from a pod to its Event."""
+"""Maximum time between the creation of a pod and its Event."""
 
 INNOCENT_PAUSE_SECONDS = 5.0
 
 OBSERVED_SECONDS = 30.0
-"""The time after the last object of an attack in which innocent pods appear."""
+"""How long innocent pods are created after the last object of an attack."""
 
 LEASE_SECONDS = 15.0
 """The default of ``election.leaseDuration``."""
 
 PROBES = {"/healthz": 5.0, "/readyz": 3.0}
-"""Timeouts of the chart's probes."""
+"""The timeouts of the chart's probes."""
 
 READY_SECONDS = 60.0
 REQUEST_SECONDS = 120.0
 
 WRITERS = 3
-"""Objects that are created concurrently: the API server compiles thousands of selectors."""
+"""Maximum number of objects to create concurrently, because the API server compiles thousands of
+selectors."""
 
 ATTEMPTS = 5
 POLL_SECONDS = 0.5
 INNOCENTS = tuple(f"innocent-{number}" for number in range(10))
-"""Namespaces that innocent pods use in turn. For many pods of one namespace with one cause, the
-operator writes an Event about their class instead."""
+"""The namespaces that innocent pods use in turn. If many pods in one namespace have the same cause,
+the operator writes an Event about their class instead."""
 
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),
@@ -176,7 +177,7 @@ class _Observed:
     holders: set[str] = field(default_factory=set[str])
     transitions: set[int] = field(default_factory=set[int])
     lease_seconds: float = 0.0
-    """The highest age of the Lease."""
+    """The highest observed age of the Lease."""
 
     probes: int = 0
     unanswered: int = 0
@@ -186,11 +187,12 @@ class _Observed:
     """The times at which innocent pods were created."""
 
     explained: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
-    """The seconds after which each pod had its Event."""
+    """How many seconds it took until each pod had its Event."""
 
     writes: int = 0
     no_answers: int = 0
-    """Requests to which the API server did not respond, so that it is the bottleneck."""
+    """The number of requests to which the API server did not respond. If there are any, it is the
+    bottleneck."""
 
 
 async def _measure(cluster: Cluster, session: Session, attack: Attack, namespaces: int) -> Row:
@@ -256,7 +258,7 @@ async def _attack(
     """Create the objects of an attack and, at the same time, innocent pods. Wait for their
     Events."""
     created, ended = threading.Event(), threading.Event()
-    # In another thread, because encoding large objects would delay the probes.
+    # Write in another thread, because encoding large objects would delay the probes.
     writing = _write(cluster, attack, namespaces, seen, created=created, ended=ended)
     attacking = asyncio.create_task(asyncio.to_thread(asyncio.run, writing))
     until: float | None = None
@@ -412,14 +414,15 @@ async def _create_scene(session: Session, attacks: Sequence[Attack], namespaces:
     hostile = [name for each in attacks for name in each.namespaces(namespaces)]
     for name in (*INNOCENTS, *hostile):
         body = {"metadata": {"name": name}}
-        # The controller manager, which normally creates it, is frozen.
+        # Create the service account, because the controller manager, which normally does so, is
+        # frozen.
         account = {"metadata": {"name": "default"}}
         with suppress(AlreadyExistsError):
             await session.create(resource_path("v1", "namespaces"), body)
             await session.create(resource_path("v1", "serviceaccounts", namespace=name), account)
     await _create(session, scene(), may_exist=True)
     for item in scene():
-        if item.resource == "nodes":  # admission taints each new node
+        if item.resource == "nodes":  # an admission plugin taints each new node
             path = resource_path("v1", "nodes", name=item.name)
             await session.patch(path, {"spec": {"taints": None}})
 
@@ -435,7 +438,7 @@ async def _create(session: Session, items: Iterator[Item], *, may_exist: bool = 
                     raise RuntimeError(f"the API server drops a part of {item.name}")
                 return
             if status == HTTPStatus.CONFLICT and (attempt or may_exist):
-                return  # the API server took too long, but created it
+                return  # the API server took too long, but created the object
             if status not in _BUSY:
                 break
         raise RuntimeError(f"{item.name} is refused: {stored[:1000]!r}")
@@ -462,7 +465,7 @@ async def _delete_all(session: Session, attack: Attack, namespaces: int) -> None
         )
     }
     for path in sorted(paths):
-        # The session is not used, because the responses contain the deleted objects.
+        # Don't use the session's methods, because the responses contain all deleted objects.
         async with session.http.delete(session.server + path) as answer:
             answer.raise_for_status()
 

@@ -29,13 +29,14 @@ DEVICES = SEPARATE_DEVICES
 BATCHES = (1, DEVICES)
 
 ONE_BUDGET = 1.5
-"""Budget of the p50 with one claim, as a multiple of that of the driver in the node plugin."""
+"""The budget of the p50 with one claim, as a multiple of the p50 of the driver in the node
+plugin."""
 
 MORE_BUDGET_MS = 3.0
-"""Budget of the additional p50 with eight claims."""
+"""The budget of the additional p50 with eight claims."""
 
 MEMORY_BUDGET_MIB = 50.0
-"""Budget of the process of a Python driver."""
+"""The memory budget of a Python driver's process."""
 
 PUBLISHED_SECONDS = 90.0
 """Timeout for the devices of all drivers."""

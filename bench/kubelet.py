@@ -1,7 +1,7 @@
 """
 The load generator: calls a plugin at its sockets as the kubelet does.
 
-One thread and a blocking client add the least to the measured times. A claim with an error ends the
+One thread and a blocking client affect the measured times the least. A claim with an error ends the
 measurement, because its time is meaningless.
 """
 

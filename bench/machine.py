@@ -1,5 +1,5 @@
 """
-The machine of the measurement: its description, and its folders for a node's files.
+Describes the machine of the measurement, and finds folders for a node's files.
 
 On a node, the checkpoint is on a disk and CDI specs are on a tmpfs. This module finds both and
 reports them, because they determine the time of a prepare.

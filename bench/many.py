@@ -19,7 +19,7 @@ from drakit import Device, Driver, DriverConfig, Topology
 DRIVER = "many.drakit.dev"
 
 RATE = 1_000
-"""Changes per second. Each is a separate inventory."""
+"""The number of changes per second. Each is a separate inventory."""
 
 LEVEL = "level"
 """The attribute that changes: the number of changes to the device."""

@@ -73,7 +73,8 @@ EVENT_SECONDS = 180.0
 """The longest wait until all pods have an Event."""
 
 SETTLE_SECONDS = 35.0
-"""The operator evaluates each new pod once more after 30 s."""
+"""How long to wait until new pods are settled: the operator evaluates each of them again after 30
+s."""
 
 QUIET_SECONDS = 20.0
 QUIET_CHANGES = 200
@@ -85,15 +86,16 @@ CHANGES_SHARE = 0.95
 """The share of these changes per second that a run must reach to be valid."""
 
 ANSWER_SECONDS = 30.0
-"""Longest wait for the last Event."""
+"""How long to wait for the last Event."""
 
 RELIST_SECONDS = 180.0
 
 ACTING_SECONDS = 300.0
-"""The longest wait until the operator has acted on all objects. It writes more than 8,000."""
+"""How long to wait until the operator has acted on all objects. It writes more than 8,000
+objects."""
 
 STATUS_SECONDS = 5.0
-"""The time in which an object gets at most one update of its status."""
+"""The period in which an object gets at most one status update."""
 
 DEVICE_CHANGES, DEVICE_CHANGES_PER_SECOND = 300, 10
 
@@ -251,7 +253,8 @@ def _measure_slice_change(api: ApiServer, operator: OperatorProcess, scene: Scen
 
 @dataclass(kw_only=True)
 class _Changes:
-    """When claims were changed, and when their Events arrived, by the claims' names."""
+    """The times at which claims were changed, and at which their Events arrived, keyed by claim
+    name."""
 
     written: dict[str, float] = field(default_factory=dict[str, float])
     answered: dict[str, float] = field(default_factory=dict[str, float])
@@ -516,11 +519,11 @@ class OperatorProcess:
         return sum(memory_mib(pid, "VmHWM") for pid in self._helpers())
 
     def longest_pause_ms(self, since: float) -> float:
-        """Return the longest time for which the main loop did not run, after a time."""
+        """Return the longest time since `since` in which the main loop did not run."""
         return longest_pause(self.pauses, since=since) * 1000
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of the operator and its helper."""
+        """Return the CPU time of the operator and its helper."""
         ticks = 0
         for pid in (self.process.pid, *self._helpers()):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -32,7 +32,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 
 _NOT_IN_PODS = ("PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Variables that a developer's environment may contain."""
+"""Variables that a developer's environment may contain, but a pod's does not."""
 
 
 def _shared(path: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Plugin:
         return memory_mib(self.pid, "VmHWM")
 
     def cpu_ms(self) -> float:
-        """Return the processor time that all its threads have used."""
+        """Return the CPU time that all threads of the plugin have used."""
         # In nanoseconds, unlike in `stat`.
         files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(file.read_text().split()[0]) for file in files) / 1e6
@@ -157,8 +157,8 @@ def environment() -> dict[str, str]:
 
 @cache
 def _compile() -> None:
-    """Compile our packages, as in an image. Otherwise, compiling a source takes time at the start,
-    and memory until the process ends."""
+    """Compile drakit's packages, as in an image. Otherwise, compiling sources would take time at
+    startup, and memory until the process ends."""
     for name in ("bench", "drakit", *FOLDERS):
         if not compileall.compile_dir(REPOSITORY / name, quiet=1):
             raise SystemExit(f"{name} cannot be compiled")

@@ -24,8 +24,8 @@ PER_CLASS = 9
 the class."""
 
 FREED = 4_500
-"""Allocated claims with classes that do not exist. A claim that loses its allocation gets an
-Event."""
+"""The number of allocated claims with classes that do not exist. A claim that loses its allocation
+gets an Event."""
 
 _FLAGS = ("ecc", "mig", "nvlink", "rdma", "vgpu")
 _MODELS = ("bench-9000", "bench-8000")
@@ -37,14 +37,14 @@ class Scene:
     """Numbers of objects."""
 
     slices: int = 5_000
-    """One per node."""
+    """The number of slices, one per node."""
 
     devices: int = 16
     """Devices per slice. Each has ten attributes, two of which are unique in the cluster."""
 
     claims: int = 100_000
-    """All claims, including those of the pods. Each device is allocated to one of the other claims,
-    and no pod waits for the rest."""
+    """The number of all claims, including those of the pods. Each device is allocated to one of the
+    other claims, and no pod is waiting for the remaining claims."""
 
     pods: int = 500
 

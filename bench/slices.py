@@ -1,5 +1,6 @@
 """
-The number of slice writes, the time until slices are published, and the memory of many devices.
+Measures the number of slice writes, the time until slices are published, and the memory that many
+devices take.
 
 A driver with many devices runs in the real plugin, and the API server counts its writes. Each step
 waits until the API server has the devices that the driver reports. If it does not, the measurement
@@ -126,7 +127,7 @@ class _Stage:
         before = self._generations()
         began = time.monotonic()
         order(self.changes, 1 + changes)
-        # Don't poll during the changes: that would be work for the API server and for us.
+        # Don't poll during the changes, because that would load the API server and this process.
         time.sleep(changes / RATE)
         self._wait_published(changes=1 + changes)
         seconds = time.monotonic() - began
@@ -140,7 +141,7 @@ class _Stage:
                 "seconds": seconds,
                 "slices": len(writes),
                 "writes": sum(writes),
-                # The first write of a slice has no pause before it.
+                # There is no pause before the first write of a slice.
                 "writes_per_slice_and_second": max(0, max(writes) - 1) / seconds,
                 "rss_mib": plugin.most_resident_mib(),
             },

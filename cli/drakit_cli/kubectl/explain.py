@@ -642,7 +642,7 @@ def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]
 
 
 def counts(report: RequestReport) -> dict[str, int]:
-    """Return the counts for a request, keyed by table column."""
+    """Return the counts of a request, keyed by table column."""
     found, analysis = report.found, report.analysis
     return {
         "published": analysis.published,
