@@ -76,7 +76,7 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     behind = asyncio.create_task(endpoint.unprepare(CLAIM, [DEVICE]))
     for call in (waiting, behind):
         with pytest.raises(
-            EndpointStoppedError, match=f"stopped: (it ended in the meantime|{reason})"
+            EndpointStoppedError, match=f"is unavailable: (it ended in the meantime|{reason})"
         ):
             await call
     assert await listener.hear() == reason
