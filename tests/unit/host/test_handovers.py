@@ -412,7 +412,7 @@ async def test_an_active_instance_registers_again_when_it_ignores_another(
 
         async with site.instance(NEW, new) as second:
             await second.register()
-            await until(lambda: any("ignored for a while" in each for each in caplog.messages))
+            await until(lambda: any("ignoring it for a while" in each for each in caplog.messages))
             # The kubelet would cancel the call.
             await still(lambda: first.registration == before)
             block.let_go()
