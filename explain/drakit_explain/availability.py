@@ -115,7 +115,7 @@ class Tally(NamedTuple):
         )
 
     def suffices(self, request: Request) -> bool:
-        """Return whether enough devices are free for a request."""
+        """Return whether enough devices are free for the request."""
         if request.every:
             return 0 < self.free == self.total
         return self.free >= request.count
@@ -166,7 +166,7 @@ class Availability:
     """Devices whose hardware is in use by other devices."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
-    """Shared devices with too little left."""
+    """Shared devices that do not have enough capacity left."""
 
     left: dict[str, Left] = field(default_factory=dict[str, "Left"])
     """The maximum amount that any device in `used_up` has left, keyed by the name of the

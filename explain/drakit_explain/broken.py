@@ -58,7 +58,7 @@ _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
-"""Maximum time between a change to a node's slices and the corresponding report."""
+"""Maximum time between a change to a node's slices and the report that reflects it."""
 
 REPUBLISHED_SECONDS = 15.0
 """Maximum time between a starting driver's first slices and the publication of all its devices."""

@@ -146,7 +146,7 @@ class Placement:
 
     @property
     def steps(self) -> int:
-        """Return the number of comparisons that its rules require for one node."""
+        """How many comparisons the rules require for one node."""
         terms = self.affinity or ()
         return (
             len(self.node_selector)
@@ -311,7 +311,8 @@ class PodFacts(Namespaced):
 
     @property
     def displaces(self) -> int:
-        """The scheduler preempts pods whose priority is lower than this for the pod."""
+        """The priority threshold for preemption: the scheduler can preempt pods with a lower
+        priority for this pod."""
         return self.priority if self.preempts else LOWEST_PRIORITY
 
 

@@ -64,8 +64,8 @@ def is_condition(taint: str) -> bool:
 
 
 def unusable(placement: Placement, node: NodeFacts) -> Unusable | None:
-    """Return the first reason why a pod cannot run on a node, regardless of the pod's requests, or
-    None."""
+    """Return the first reason, other than the pod's requests, why a pod cannot run on a node. None
+    if it can."""
     if not _selected(placement, node):
         return Unusable(NodeProblem.SELECTOR)
     if node.unschedulable and not _tolerated(_CORDON, placement.tolerations):
@@ -110,7 +110,7 @@ def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
 
 _ROOM = "room for pods"
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""The prefixes of the taints that Kubernetes sets while a node has a problem."""
+"""The key prefixes of the taints that Kubernetes sets while a node has a problem."""
 
 _CORDON = TaintFacts(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 

@@ -136,7 +136,7 @@ class Explanation:
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])
-    """All nodes, each with the reason why the pod cannot use it, apart from devices."""
+    """All nodes, each with the reason, other than devices, why the pod cannot use it."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """Searches for the `remedy`. It must first be called before the next change to the world."""
@@ -501,8 +501,8 @@ class Explainer:
         )
 
     def _with_never(self, findings: list[Finding], trial: Trial, result: _Result) -> list[Finding]:
-        """Return the findings, but if they are only about held or tainted devices, put those first
-        that would remain if the devices were free."""
+        """Put the findings first that would remain even if all devices were free. Remove the advice
+        from the other findings, because it would not be enough."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
         unnamed = trial.unnamed()
         if not lasting and result.never is None:

@@ -154,7 +154,7 @@ def _place(of: SliceFacts, index: int) -> Place | None:
 
 
 def place_includes(place: Place | None, node: NodeView) -> bool:
-    """Return whether a place includes a node. An unknown place does not include any node."""
+    """Return whether a place includes a node. An unknown place does not include any nodes."""
     if place is None:
         return False
     if place.node:

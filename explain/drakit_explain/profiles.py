@@ -34,8 +34,8 @@ class Profiles:
         """
         self.revision: int = world.rules_revision
         self.known: dict[str, tuple[object, int, int]] = {}
-        """For each node, its pools, the revision of their last change, and the hash of its
-        profile."""
+        """The profile of each node, stored as its pools, the revision of their last change, and the
+        hash of the profile."""
 
         self._world = world
         self._all_free = all_free

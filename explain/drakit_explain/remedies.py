@@ -106,7 +106,8 @@ def proven_remedies(
         except (NotEvaluatedError, ValueError):
             continue  # the change involves devices or selectors that cannot be evaluated
         except BudgetSpentError:
-            # Raise here if queries are planned, because they do not take steps the next time.
+            # If queries are planned, end here: when the explanation is repeated, they no longer
+            # take steps.
             trial.verdicts.check()
             break
         if remedy is not None:

@@ -533,7 +533,8 @@ def _rejected(analysis: Analysis) -> str:
 def _competing(
     trial: Trial, answers: Mapping[str, Verdict], errors: Mapping[str, AllocatorError]
 ) -> Finding:
-    """Explain a pod whose requests have enough devices separately, but not together."""
+    """Explain why there are enough devices for each of a pod's requests by itself, but not for all
+    of them together."""
     nodes = list(answers)[:MAX_NAMED]
     constraints = [
         (number, index)
@@ -661,7 +662,7 @@ def _absent_attribute(
 
 
 def _attributes(analysis: Analysis, world: World) -> set[str]:
-    """Return the full names of the attributes that the devices selected by a request have."""
+    """Return the full names of the attributes of the devices that match a request."""
     return {
         each if "/" in each else f"{driver}/{each}"
         for driver, kind in analysis.find_kinds(world)

@@ -295,8 +295,8 @@ FIRST_NODES = 4
 
 OTHER_NODES = 32
 MAX_OTHERS = 4
-"""Maximum number of nodes without enough devices to compare the profiles of, and of queries about
-them."""
+"""Of the nodes without enough devices, at most this many have their profiles compared, and are
+queried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,7 +373,8 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
             if answer.fits:
                 some.append(name)
     except BudgetSpentError:
-        # Raise here if queries are planned, because they do not take steps the next time.
+        # If queries are planned, end here: when the explanation is repeated, they no longer take
+        # steps.
         trial.verdicts.check()
         spent = True
     fatal = [

@@ -281,8 +281,8 @@ class Admission:
             await runner.cleanup()
 
     async def _load_certificate(self) -> bool:
-        """Load the certificate for new connections. If that fails, keep the old one. Return whether
-        there is a certificate to use."""
+        """Load the certificate for new connections, and return whether that succeeded. If not, the
+        old certificate stays in use."""
         folder = self._settings.certificates
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

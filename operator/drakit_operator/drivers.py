@@ -58,7 +58,8 @@ PASS_SECONDS = 5.0
 """The minimum time between two passes, and therefore between two writes of a status."""
 
 SHARE = 20
-"""Passes take at most one part in this many of the main loop's time."""
+"""The interval between passes is at least this many times as long as a pass takes, so that passes
+take at most a twentieth of the main loop's time."""
 
 LASTING_SECONDS = 30.0
 """How long a problem must last before it is reported. The kubelet waits as long for a plugin that

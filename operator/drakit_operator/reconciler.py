@@ -268,7 +268,8 @@ class Reconciler:
             self._metrics.pools.labels(str(condition)).set(number)
 
     async def count_devices(self) -> None:
-        """Count the devices, and the pods that wait for them, periodically until canceled."""
+        """Periodically count the devices, and the pods that are waiting for them, until
+        canceled."""
         waiting_since: dict[str, float] = {}
         while True:
             numbers = Numbers()

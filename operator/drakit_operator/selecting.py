@@ -42,8 +42,8 @@ GATES_SECONDS = 5.0
 """How long to wait for the cluster's feature gates. After that, they are treated as unknown."""
 
 MAX_REMEMBERED = 512
-"""Maximum number of selectors to cache that have no result or take too long. The oldest are dropped
-first."""
+"""Maximum number of selectors to cache that do not have a result or take too long. The oldest are
+dropped first."""
 
 EXPENSIVE_SECONDS = 300.0
 """How long a selector that took too long for some devices is treated as too expensive for all

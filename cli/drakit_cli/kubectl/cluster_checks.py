@@ -410,7 +410,7 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     """
     Report the checks that were not possible, with the missing permission for each.
 
-    :param viewer: the ClusterRole of the chart for viewers, or an empty string.
+    :param viewer: the name of the chart's ClusterRole for viewers, or an empty string.
     """
     forbidden = {gap.kind for gap in gaps if gap.forbidden and not gap.kind.startswith("/")}
     of_viewer = forbidden - VIEWER_LACKS

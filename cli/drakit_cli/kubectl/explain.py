@@ -89,7 +89,7 @@ class Report:
     """Whether scheduling gates block the pod."""
 
     remedy: str = ""
-    """Changes to make. According to the allocator, each of them is sufficient."""
+    """The possible changes. According to the allocator, each of them is sufficient."""
 
     codes: tuple[str, ...] = ()
     causes: tuple[Cause | None, ...] = ()

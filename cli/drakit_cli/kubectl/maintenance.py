@@ -126,7 +126,7 @@ class Preview:
 async def _select(
     session: Session, wanted: MaintenanceFacts, namespace: str, kinds: Sequence[Kind]
 ) -> tuple[Sequence[DeviceID], Gathered]:
-    """Return the devices that a maintenance would select, and the facts of some kinds."""
+    """Return the devices that a maintenance would select, and the facts of the given kinds."""
     found = await gather(session, kinds, namespace=namespace)
     name = wanted.selection.device_class
     for kind in (SLICES, CLASSES) if name else (SLICES,):

@@ -218,7 +218,7 @@ class Release:
         return tuple(container for each in self.all_pods for container in each.containers)
 
     def workload(self, component: str) -> Workload | None:
-        """Return the workload of a component."""
+        """Return the workload of the given component."""
         return next((each for each in self.workloads if each.component == component), None)
 
     @property
@@ -289,7 +289,7 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
     deployments, daemons, pods, configurations = await asyncio.gather(
         read("apps/v1", "deployments", _deployment),
-        # Don't use a selector, because DaemonSets of other projects show where the kubelet
+        # Don't use a selector, because the DaemonSets of other projects show where the kubelet
         # registers plugins.
         read("apps/v1", "daemonsets", _daemon_set, selector=""),
         read("v1", "pods", _pod),

@@ -36,8 +36,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 500
-"""Objects per page of the list, as in Kubernetes clients. If a page is too large, fewer objects are
-requested."""
+"""The number of objects per page of a list, as in Kubernetes clients. If a page is too large, fewer
+objects are requested."""
 
 HEALTHY_SECONDS = 12.0
 """Minimum duration of a watch without events that is resumed immediately when it ends, because

@@ -399,8 +399,8 @@ class Session:
     async def delete(
         self, path: str, *, uid: str | None = None, resource_version: str | None = None
     ) -> dict[str, Any]:
-        """Delete an object. Raises ConflictError if it differs from the object that the caller has
-        read."""
+        """Delete an object. Raises ConflictError if it is not the object, or the version of it,
+        that the caller has read."""
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in wanted.items() if value is not None}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}

@@ -147,7 +147,7 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
     if edits.get("intelRdt") is not None:
         rdt = _or_empty(edits["intelRdt"], _NO_FIELDS)
         needs.append(("0.7.0", f"{path}intelRdt"))
-        # An empty list also needs this version, as in the reference library.
+        # As in the reference library, even an empty list needs this version.
         if rdt.get("schemata") is not None:
             needs.append(("1.1.0", f"{path}intelRdt.schemata"))
         if rdt.get("enableMonitoring"):

@@ -78,7 +78,7 @@ def to_version(body: Object, version: str) -> dict[str, Any]:
 
 def from_version(body: Object, version: str = "") -> dict[str, Any]:
     """
-    Parse a ResourceSlice of any of the versions as one of ``v1``.
+    Convert a ResourceSlice from any of the versions to ``v1``.
 
     The slice's ``apiVersion`` contains the version. Items of a list do not have this field, so the
     caller must pass their version. Without either, the version is ``v1``.
