@@ -527,7 +527,7 @@ class Explainer:
         return [*lasting, *(replace(each, advice="") for each in findings if each not in lasting)]
 
     def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
-        """Judge the nodes of a pod. Pods with equal rules and equal claims share the result."""
+        """Return the node results for a pod. Pods with equal rules and claims share them."""
         key = (
             (pod.namespace, pod.placement, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
