@@ -1,13 +1,13 @@
 """
 The device manager of one driver: follows endpoints, and decides what to publish and report.
 
-The endpoint is the source of truth; nothing between it and the manager caches devices. Some
+The endpoint is the source of truth, and no layer between it and the manager caches devices. Some
 endpoints are expected, some are restored from the store, and others appear at any time. If two
-endpoints report a pool with the same name, the available one keeps it. The manager owns the clock,
-the store, and the listeners. :mod:`.endpoint_state` decides the effects of a stop, :mod:`.taints`
-the taints of a device.
+endpoints report a pool with the same name, the one that is available keeps the pool. The manager
+owns the clock, the store, and the listeners. :mod:`.endpoint_state` decides the effects of a stop,
+and :mod:`.taints` the taints of a device.
 
-Does not depend on the API server, slices, claims beyond their devices or gRPC.
+Knows only the devices of claims. Does not depend on the API server, slices or gRPC.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class DeviceManager:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        Create a manager. `endpoints` are those that are expected at the start; others may appear.
-        If no endpoints are expected, any number may appear, each with separate pools.
+        Create a manager. `endpoints` are the endpoints that are expected at startup. If there are
+        none, any number of endpoints may appear, each with separate pools.
 
         Pools are removed only after `set_sources_ready`. `reports_health` means that the driver
-        reports the health of its devices. `on_rejected` receives the reasons for newly rejected
-        devices, keyed by name.
+        reports the health of its devices. `on_rejected` is called with the reasons for newly
+        rejected devices, keyed by name.
         """
         self.driver = driver
         self.revision = Revision()
@@ -98,14 +98,14 @@ class DeviceManager:
         over time."""
 
         self.mark_changes = Revision()
-        """Advances when an endpoint that marks devices, or has marked some, lists its devices or
-        stops."""
+        """Advances when an endpoint lists its devices or stops, if it marks devices or has marked
+        some."""
 
         self._stops: dict[str, EndpointStop] = {}
         """The stops of endpoints that have not listed their devices since then, keyed by name."""
 
         self.waiting: str | None = None
-        """The reason why the endpoints must not list their devices yet. None if they may."""
+        """The reason why the endpoints must not list their devices yet. None if they can."""
 
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
@@ -126,7 +126,7 @@ class DeviceManager:
         self._health_states: tuple[DeviceHealth, ...] | None = None
         self._awake = asyncio.Event()
         self._passed = -math.inf
-        """The latest deadline that has been processed, on the loop's clock."""
+        """The latest deadline that has been processed (loop clock)."""
 
         self._grace_periods = GracePeriods(stop_seconds=settings.endpoint_stop_grace_period)
         self._start_seconds = settings.start_grace_period
@@ -170,7 +170,7 @@ class DeviceManager:
                 pools=pools, held=frozenset(held), complete=complete
             )
             if self._state.published_changed:
-                self._awake.set()  # a pool has just failed, which must be reported
+                self._awake.set()  # report that a pool has just failed
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
@@ -199,10 +199,10 @@ class DeviceManager:
 
     def hardware(self) -> Hardware | None:
         """
-        Return the endpoints' main inventories, whether or not the fallback is published.
+        Return the main inventories of the endpoints, even if the fallback is published.
 
-        Returns None for a driver with an unknown number of endpoints, such as a driver of device
-        plugins. Devices of such a driver do not share hardware.
+        Return None for a driver with an unknown number of endpoints, such as the device plugin
+        driver. The devices of such a driver do not share hardware.
         """
         if self._state.open_ended:
             return None
@@ -215,7 +215,7 @@ class DeviceManager:
         )
 
     def device(self, pool: str, name: str) -> Device | None:
-        """Return a device as its endpoint last listed it, or None if no endpoint has listed it."""
+        """Return a device as last listed by its endpoint, or None if no endpoint has listed it."""
         return next((each.device(name) for _, each in self._pools() if each.name == pool), None)
 
     def is_gone(self, pool: str, device: str) -> bool:
@@ -227,7 +227,7 @@ class DeviceManager:
         """Return the reason why a needed endpoint is unavailable, or None if all are available or
         may still appear."""
         for state in self._endpoints.values():
-            # An endpoint that is no longer configured is also unavailable, but not needed.
+            # Skip endpoints that are no longer configured, which are unavailable but not needed.
             needed = state.life.listed or state.name in self._expected
             waiting = state.phase is Phase.AWAITED and state.reason is SILENT
             if needed and state.phase is not Phase.PRESENT and not waiting:
@@ -272,20 +272,20 @@ class DeviceManager:
 
     @property
     def policy_outcomes(self) -> Sequence[PolicyOutcome]:
-        """The effects of policies."""
+        """The outcomes of policies."""
         return [each for state in self._endpoints.values() for each in state.outcomes]
 
     @property
     def marked(self) -> frozenset[DeviceKey]:
-        """The devices whose claims must be prepared again, with the API names of their pools.
-        Devices of unavailable endpoints are excluded."""
+        """The devices whose claims must be prepared again. Their pools have API names. Devices of
+        unavailable endpoints are excluded."""
         return frozenset(chain.from_iterable(each.marked for each in self._endpoints.values()))
 
     @property
     def stops(self) -> Sequence[EndpointStop]:
         """The stops of unavailable endpoints, with their latest reasons. An expected endpoint that
-        may still list its devices after the start has not stopped. For example, no policies are
-        known at the first install."""
+        may still list its devices after the start is not treated as stopped. For example, after the
+        first installation, it may be waiting for policies."""
         return [
             stop
             for name, stop in self._stops.items()
@@ -312,7 +312,7 @@ class DeviceManager:
                     found[name] = state, pool
         return found.values()
 
-    # ------------------------------------------------------------ events of endpoints
+    # ------------------------------------------------------------ endpoint events
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """Record that the endpoint is available and has exactly these devices."""
@@ -349,7 +349,7 @@ class DeviceManager:
             self._on_rejected(rejected)
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Record changed health. Unlisted devices of the node are ignored."""
+        """Record changed health. Devices of this node that are not listed are ignored."""
         state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
@@ -378,14 +378,13 @@ class DeviceManager:
     # ------------------------------------------------------------ other events
 
     def set_sources_ready(self) -> None:
-        """Record that missing endpoints are really gone, because the published pools are known, and
-        the kubelet has registered the driver."""
+        """Record that endpoints that are still missing are gone, because the published pools are
+        known, and the kubelet has registered the driver."""
         self._sources_ready = True
         self._notify()
 
     def set_in_use(self, devices: Mapping[str, Collection[str]]) -> None:
-        """Set the devices that claims hold, keyed by pool. The store keeps their published
-        state."""
+        """Set the devices that claims hold, keyed by pool. Their published state is stored."""
         if devices != self._state.in_use:
             self._state.in_use = devices
             self._state.stored_changed = True
@@ -396,10 +395,11 @@ class DeviceManager:
 
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
         """
-        Set the holds of claims in the pools in which a claim is still being unprepared.
+        Set the holds of claims in all pools. Only pools in which a claim is still being unprepared
+        are relevant.
 
-        If such a claim blocks devices, because of their names or their hardware, they have a taint
-        until a call without that claim.
+        If such a claim blocks devices because of their names or hardware, these devices have a
+        taint until this method is called without that claim.
         """
         by_pool: dict[str, list[HeldDevice]] = {}
         for each in held:
@@ -426,12 +426,12 @@ class DeviceManager:
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
-        Take over the taints from before a restart. Unhealthy devices recover as if there had been
-        no restart, and all taints keep their times, even if the slices are deleted.
+        Adopt the taints from before a restart. Unhealthy devices recover as if there had been no
+        restart, and all taints keep their times, even if the slices are deleted.
 
-        The publisher calls this once, before it reads the first publication. Keys are the API name
-        of the pool and the device's name. If the driver does not report health, its health taints
-        are dropped, because nothing would ever remove them.
+        The publisher calls this once, before it reads the first publication. The keys are pool
+        names in the API and device names. If the driver does not report health, health taints are
+        dropped, because nothing would ever remove them.
         """
         self._adopted = {
             DeviceKey(*device): {
@@ -449,12 +449,13 @@ class DeviceManager:
         """
         Record that the API server has exactly these pools of the driver on this node.
 
-        The publisher calls this after each change. Endpoints whose pools are deleted are forgotten.
+        The publisher calls this after each change. Endpoints whose pools have been deleted are
+        forgotten.
         """
         deleted = [state for state in self._endpoints.values() if self._is_deleted(state)]
         if not deleted:
             return
-        # A pool that another endpoint now has is not deleted for this endpoint.
+        # Don't wait for the deletion of a pool that another endpoint now publishes.
         pending = {pool.name for state, pool in self._pools() if state in deleted} & set(pools)
         for state in deleted:
             if state.pools.keys() & pending:
@@ -464,7 +465,7 @@ class DeviceManager:
         self._notify()
 
     def _forget(self, state: EndpointState) -> None:
-        """Forget an endpoint whose pools are deleted. Unless it is expected, it is treated as
+        """Forget an endpoint whose pools have been deleted. Unless the endpoint is expected, it is
         unknown from now on."""
         if state.pools:
             state.forget()
@@ -474,16 +475,17 @@ class DeviceManager:
     # ------------------------------------------------------------ time
 
     async def restore(self) -> bool:
-        """Read the store, before any endpoint lists its devices. Return whether that succeeded. If
-        not, the manager retries later."""
+        """Read the store. Call this before any endpoint lists its devices. Return whether reading
+        succeeded. If not, the manager retries later."""
         return await self._writer.load()
 
     def wait(self, reason: str | None) -> None:
         """
-        Suspend all grace periods for this reason: the endpoints must not list their devices yet.
+        Suspend all grace periods, because the endpoints must not list their devices yet, for this
+        reason.
 
-        None ends the suspension. The endpoints then have the grace period of a start. Endpoints
-        that have already listed their devices are not affected.
+        None ends the suspension. After that, the start grace period applies to the endpoints.
+        Endpoints that have already listed their devices are not affected.
         """
         now = self._now()
         if reason is not None:
@@ -524,7 +526,7 @@ class DeviceManager:
                 self._passed = max(self._passed, until)
 
     def _let_go(self, devices: Collection[DeviceKey]) -> None:
-        """Forget gone devices that no claim holds."""
+        """Forget the given gone devices, because no claim holds them."""
         for state in self._endpoints.values():
             state.let_go(devices)
         self._notify()
@@ -558,14 +560,14 @@ class DeviceManager:
         self._notify()
 
     def _now(self) -> float:
-        # A loop's timer may fire slightly early. Treat its deadline as reached.
+        # A loop timer may fire slightly early. Treat its deadline as reached.
         return max(asyncio.get_running_loop().time(), self._passed)
 
     # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Initialize the endpoints that an earlier process has stored. Devices that an endpoint has
-        listed in the meantime take precedence."""
+        """Initialize the endpoints that an earlier process has stored. If an endpoint has listed
+        its devices in the meantime, these take precedence."""
         if self._state.open_ended:
             known = bool(rows)
             self._grace_periods.begin(self._now(), start_seconds=self._start_seconds, known=known)
@@ -573,12 +575,12 @@ class DeviceManager:
             state = self._endpoints.setdefault(name, self._make_endpoint(name))
             if not state.life.listed:
                 state.restore(row)
-        # The row of an endpoint that listed its devices before the rows were read is outdated.
+        # If an endpoint listed its devices before the rows were read, its row is outdated.
         self._state.changed()
         self._notify()
 
     def _rows(self) -> Mapping[str, StoredEndpoint]:
-        """Return the rows to store. An awaited endpoint keeps its row."""
+        """Return the rows to store. The row of an awaited endpoint is unchanged."""
         rows: dict[str, StoredEndpoint] = {}
         for name, state in self._endpoints.items():
             awaited = state.phase is Phase.AWAITED
@@ -593,8 +595,8 @@ class DeviceManager:
         self._notify()
 
     def _is_deleted(self, state: EndpointState) -> bool:
-        """Return whether an endpoint's pools are deleted. The store must record the removal first,
-        so that a restart continues it."""
+        """Return whether an endpoint's pools are to be deleted. The store must have recorded the
+        removal first, so that it continues after a restart."""
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 

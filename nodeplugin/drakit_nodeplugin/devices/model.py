@@ -1,10 +1,10 @@
 """
 The data that the device manager publishes and reports.
 
-The publisher of slices and the kubelet's health streams read these objects. An object is not
-replaced until something changes, so readers can compare by identity.
+The slice publisher and the kubelet's health streams read these objects. An object is not replaced
+until something changes, so readers can compare objects by identity.
 
-Does not depend on the API's JSON or clocks.
+Does not depend on the API's JSON or on clocks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ class StampedTaint:
     value: str
     effect: TaintEffect
     added_at: int
-    """The time in seconds since 1970. A taint that is already published keeps its published
-    time."""
+    """The time as a Unix timestamp. A taint that is already published keeps its published time."""
 
 
 PublishedTaints = Mapping[tuple[str, str], int | None]
-"""The taints that a device had before a restart, keyed by key and effect. A value is the time at
-which the taint was added, in seconds since 1970, or None if the slice does not contain the time."""
+"""The taints that a device had before a restart, keyed by key and effect. Each value is the time at
+which the taint was added, as a Unix timestamp, or None if the slice does not contain the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,40 +39,40 @@ class DesiredDevice:
     name: str
     device: Device | None
     """The device. None if only its name is known, because the endpoint has been missing since a
-    restart. The published device then remains unchanged except for the node plugin's taints. If
-    none is published, the device is omitted, because without its attributes it would break the
-    selectors of all DeviceClasses that read one."""
+    restart. The published device then remains unchanged except for the node plugin's taints. If no
+    device is published, it is omitted, because a device without attributes would break all
+    DeviceClass selectors that read one."""
 
     taints: tuple[StampedTaint, ...] = ()
-    """All taints. If only the name is known, the driver's taints are missing."""
+    """All taints of the device. If only the name is known, the driver's own taints are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesiredPool:
-    """A pool to publish, validated, in the endpoint's order."""
+    """A validated pool to publish. The devices are in the endpoint's order."""
 
     devices: tuple[DesiredDevice, ...]
     counter_sets: tuple[CounterSet, ...] = ()
 
     keeps_counter_sets: bool = False
     """Whether other published counter sets also remain, because devices that are known only by name
-    since a restart may consume them."""
+    since a restart may consume from them."""
 
     fallback: tuple[DesiredDevice, ...] | None = None
     """The devices to publish if the API server drops fields (see `Inventory.fallback`)."""
 
     ordered: bool = False
-    """Whether devices are published in this order. Otherwise, each slice lists them in the order of
-    their names."""
+    """Whether devices are published in this order. Otherwise, each slice lists them in name
+    order."""
 
     partition_type_attribute: str | None = ""
-    """The attribute with the type of partitions. None if the endpoint has been missing since a
-    restart. The published attribute and the published order of the devices then remain."""
+    """The attribute that contains the partition type. None if the endpoint has been missing since a
+    restart. In that case, the published attribute and the published device order remain."""
 
 
 def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:
-    """Return the listed names, and the names in `before` that are no longer listed. Each of these
-    follows the name that it followed before."""
+    """Merge the listed names with the names in `before` that are no longer listed. Each unlisted
+    name is placed after the name that it followed before."""
     present = dict.fromkeys(listed)
     following: dict[str | None, list[str]] = {}
     last: str | None = None
@@ -92,10 +91,10 @@ def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Publication:
-    """The pools of one driver to publish."""
+    """The pools to publish for one driver."""
 
     pools: Mapping[str, DesiredPool]
-    """Pools, keyed by their names in the API."""
+    """The pools, keyed by API name."""
 
     held: frozenset[str] = frozenset()
     """Pools that remain unchanged, because their endpoints may still return after a restart, or
@@ -110,12 +109,12 @@ class DeviceHealth:
     """A device's health, as reported to the kubelet."""
 
     pool: str
-    """The pool's name in the API."""
+    """The API name of the pool."""
     device: str
     status: Literal["healthy", "unhealthy", "unknown"]
     message: str
     changed_at: int
-    """Seconds since 1970."""
+    """The time of the last change, as a Unix timestamp."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +140,7 @@ class EndpointStop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolCapacity:
-    """The devices of a pool, as names."""
+    """The names of a pool's devices, by state."""
 
     healthy: frozenset[str] = frozenset()
     tainted: frozenset[str] = frozenset()
@@ -153,8 +152,9 @@ class PoolCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """The pools of a driver, keyed by their names in the API."""
+    """The devices of a driver, keyed by the API names of their pools."""
 
     pools: Mapping[str, PoolCapacity]
     inactive: frozenset[str]
-    """Pools that are being removed, because their endpoint's grace period has ended."""
+    """The names of pools that are being removed, because their endpoint's grace period has
+    ended."""

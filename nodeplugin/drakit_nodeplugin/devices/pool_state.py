@@ -1,17 +1,16 @@
 """
-The devices of one pool of one endpoint: their health, their taints, and the devices that claims
-block.
+The devices of one pool of one endpoint: their health, their taints, and which of them claims block.
 
 A device that an inventory no longer lists is *gone*. It remains, with a taint, until the manager
 has found that no claim holds it. Its pods are evicted only after a delay, because a device that is
-unplugged for a moment returns within that time. An eviction that has begun lasts until the device
-returns.
+only briefly unplugged returns within that time. An eviction that has begun continues until the
+device returns.
 
 The endpoint applies inventories, reports and time. All pools and endpoints of a driver share a
 :class:`DriverState`, which records the resulting changes. The manager reads and resets these
 changes when it notifies its listeners. A returned object is not replaced until something changes,
-so readers compare by identity; the same applies to the devices of an inventory. :mod:`.taints`
-decides the taints of a device.
+so readers compare objects by identity. The same applies to the devices of an inventory.
+:mod:`.taints` decides the taints of a device.
 
 Does not depend on other pools.
 """
@@ -61,7 +60,7 @@ from drakit_nodeplugin.devices.taints import (
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
 _NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
-"""No devices, in either the main inventory or the fallback."""
+"""An empty pair of sets: for the main inventory, and for the fallback."""
 
 _GONE_MESSAGE = (
     "the device is gone: its driver no longer lists it; a running container keeps its device node, "
@@ -71,11 +70,11 @@ _WITHDRAWN_MESSAGE = (
     "the device is withdrawn: it is present, but its driver no longer lists it; its pods keep it"
 )
 
-# ---------------------------------------------------------------- state of the driver
+# ---------------------------------------------------------------- driver state
 
 
 class DriverState:
-    """The shared state of one driver's endpoints: settings, clocks, holds of claims, pending
+    """The state that one driver's endpoints share: settings, clocks, claim holds, pending
     notifications."""
 
     def __init__(
@@ -89,8 +88,8 @@ class DriverState:
         wall_clock: Callable[[], float],
     ) -> None:
         """Create the state. `open_ended` means that the number of endpoints is unknown. Pods are
-        evicted from devices that have been gone for `gone_eviction_seconds`. `now` returns the
-        loop's time, `wall_clock` seconds since 1970."""
+        evicted from devices that have been gone for `gone_eviction_seconds`. `now` returns the loop
+        time, and `wall_clock` a Unix timestamp."""
         self.node = node
         self.open_ended = open_ended
         self.timing = timing
@@ -101,8 +100,8 @@ class DriverState:
         """The devices that claims hold, keyed by pool. None if they have been unknown since the
         start."""
         self.held: Mapping[str, Collection[HeldDevice]] = {}
-        """The holds of claims, in pools where a claim is still being unprepared. The object is not
-        replaced until something changes."""
+        """The claim holds in pools in which a claim is still being unprepared, keyed by pool. The
+        object is not replaced until something changes."""
         self.maintenance: frozenset[tuple[str, str]] | None = frozenset()
         """The devices in maintenance, as pairs of pool and name. None if they have been unknown
         since the start."""
@@ -116,12 +115,12 @@ class DriverState:
         """Whether more devices may be gone since the last notification."""
 
     def changed(self) -> None:
-        """Record that everything may have changed."""
+        """Record that anything may have changed."""
         self.published_changed = self.health_changed = self.stored_changed = True
         self.vanished = True
 
 
-# ---------------------------------------------------------------- state of a pool
+# ---------------------------------------------------------------- pool state
 
 
 class PoolState:
@@ -129,20 +128,19 @@ class PoolState:
 
     def __init__(self, name: str, driver: DriverState) -> None:
         self.name = name
-        """The pool's name in the API."""
+        """The API name of the pool."""
         self._driver = driver
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
         self._counter_sets: tuple[CounterSet, ...] = ()
         self._held_content = ""
         self._inventory_health: dict[str, Health] = {}
-        """The health in the last inventory. Only changes matter, so that a repeated value has no
+        """The health in the last inventory. Only a change is applied, so a repeated value has no
         effect."""
         self._conditions: dict[str, Condition] = {}
-        """Conditions of the devices whose health was reported."""
+        """The conditions of devices whose health has been reported."""
         self.due: dict[str, float] = {}
-        """The time at which a device's condition changes without an event, on the loop's clock,
-        keyed by device."""
+        """The time at which each device's condition changes without an event (loop clock)."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
         """The taints from before a restart, for devices that have not been listed since."""
@@ -150,22 +148,23 @@ class PoolState:
         """Devices that the endpoint no longer lists. A claim holds each of them, or may hold it.
         They are included in the devices and in the fallback."""
         self._vanished = _NEITHER
-        """Devices that only the other inventory still lists, and that remain unchanged here. A
-        claim holds each of them, or may hold it, and either inventory may be published."""
+        """For each inventory, the devices that only the other inventory still lists, and that
+        remain unchanged in this one. A claim holds each of them, or may hold it, and either
+        inventory may be published."""
         self._copied = _NEITHER
-        """Held devices that only the other inventory lists. These entries follow its changes."""
+        """For each inventory, the held devices that only the other inventory lists. Their entries
+        are updated when the other inventory changes."""
         self.evicting: frozenset[str] = frozenset()
-        """Devices whose pods are evicted if the device is gone. They may still be listed."""
+        """Devices whose pods must be evicted if the device is gone. They may still be listed."""
         self._withdrawn: frozenset[str] = frozenset()
-        """Gone devices that are still present."""
+        """Gone devices that, according to the driver, are still present."""
         self.evict_at: dict[str, float] = {}
-        """The time at which the pods of a gone device are evicted, on the loop's clock, keyed by
-        device. Empty while the endpoint is unavailable, because it is unknown whether the devices
-        have returned."""
+        """The time at which the pods of each gone device are evicted (loop clock). Empty while the
+        endpoint is unavailable, because it is unknown whether the devices have returned."""
         self._evicted: frozenset[str] = frozenset()
         """Gone devices whose pods are evicted."""
         self.content: PoolContent | None = None
-        """The endpoint's last inventory. None if there is none since the plugin's start."""
+        """The endpoint's last inventory. None if it has not sent one since the plugin's start."""
         self._held: Collection[HeldDevice] = ()
         self._unpreparing: frozenset[str] = frozenset()
         """Devices that new claims cannot get, because of claims that are being unprepared."""
@@ -176,8 +175,8 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the devices. Gone devices are included, but not devices that are only in the
-        fallback."""
+        """The device names. Gone devices are included, but devices that are only in the fallback
+        are not."""
         return self._devices.keys()
 
     @property
@@ -192,7 +191,7 @@ class PoolState:
 
     @property
     def has_listed(self) -> bool:
-        """Whether any device is not gone."""
+        """Whether at least one device is not gone."""
         return bool(self._devices.keys() - self.gone)
 
     def __contains__(self, name: object) -> bool:
@@ -208,7 +207,7 @@ class PoolState:
 
     @property
     def health(self) -> Collection[DeviceHealth]:
-        """The health of the devices that is reported to the kubelet."""
+        """The device health that is reported to the kubelet."""
         return self._health.values()
 
     def desired(self) -> DesiredPool:
@@ -248,7 +247,8 @@ class PoolState:
         evicting: Iterable[str],
         held: str = "",
     ) -> None:
-        """Initialize from names, and from the result of :meth:`held_content` before a restart."""
+        """Initialize from stored names, and from the result of :meth:`held_content` before a
+        restart."""
         stored: dict[str, list[Any]] = orjson.loads(held) if held else {}
         devices, fallback = (
             {device.name: device for device in map(device_of, stored.get(key, ()))}
@@ -262,14 +262,14 @@ class PoolState:
             every = dict.fromkeys((*names, *gone, *known))
             return {name: DesiredDevice(name=name, device=known.get(name)) for name in every}
 
-        # Either inventory may have been published, so devices that are known only by name remain in
+        # Either inventory may have been published, so keep devices that are known only by name in
         # both.
         self._devices = entries(fallback | devices)
         self._fallback = entries(devices | fallback) if fallback else None
 
     def held_content(self) -> str:
-        """Return the published state of held devices, and the counter sets that they consume, as
-        JSON. Empty if no device is held."""
+        """Return the published state of held devices, and the counter sets that they consume from,
+        as JSON. Empty if no device is held."""
         if self._driver.in_use is None:
             return self._held_content
         names = self._driver.in_use.get(self.name, ())
@@ -298,10 +298,11 @@ class PoolState:
         self, content: PoolContent, *, returned: bool, withdrawn: frozenset[str] = frozenset()
     ) -> set[str]:
         """
-        Replace the devices with those of an inventory. Return those that must be refreshed.
+        Replace the devices with those of an inventory. Return the devices that must be refreshed.
 
-        Devices that remain keep their health. If the endpoint has `returned`, it reports the health
-        of all devices again. The pods of `withdrawn` devices that are not listed are not evicted.
+        Devices that remain keep their health. `returned` means that the endpoint was unavailable,
+        so that it reports the health of all devices again. The pods of unlisted devices in
+        `withdrawn` are not evicted.
         """
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
@@ -359,7 +360,7 @@ class PoolState:
         old_content: PoolContent | None,
         withdrawn: frozenset[str],
     ) -> None:
-        """Keep the devices that were listed before but that an inventory no longer lists."""
+        """Keep the devices that were listed before, but that an inventory no longer lists."""
         fallback = content.fallback or {}
         every = {**old, **(old_fallback or {})}
         gone = every.keys() - content.devices.keys() - fallback.keys()
@@ -371,7 +372,7 @@ class PoolState:
                 before_main = old_content.devices.keys() | self._vanished[0]
                 if old_content.fallback is not None:
                     before_fallback = old_content.fallback.keys() | self._vanished[1]
-            elif old_fallback:  # from before a restart
+            elif old_fallback:  # restored after a restart
                 held = (self._driver.in_use or {}).get(self.name, ())
                 copied = {
                     name
@@ -386,7 +387,7 @@ class PoolState:
                 frozenset(before_main - content.devices.keys() - gone),
                 frozenset(before_fallback - fallback.keys() - gone),
             )
-        # Keep them in both inventories, regardless of which one had them and which one is
+        # Keep the devices in both inventories, whichever inventory contained them, and whichever is
         # published.
         for entries, before, missing in (
             (self._devices, {**every, **old}, gone | self._vanished[0]),
@@ -406,7 +407,8 @@ class PoolState:
         self.evicting = frozenset(asking | (self.evicting & self.gone))
         if self.releasable:
             self._driver.vanished = True
-        # Start the delay of newly gone devices, and end that of the others.
+        # Start the eviction delay of newly gone devices, and cancel the delay of devices that are
+        # no longer due.
         self._withdrawn = self.gone & withdrawn
         due = self.gone & self.evicting - withdrawn
         self._evicted &= due
@@ -419,7 +421,8 @@ class PoolState:
         return self._vanished[side] | self._copied[side]
 
     def _kept_entries(self) -> Iterable[DesiredDevice]:
-        """Yield the devices that an inventory does not list, but that remain in it."""
+        """Yield the entries of devices that remain in an inventory although it does not list
+        them."""
         for side, entries in enumerate((self._devices, self._fallback or {})):
             names = self._kept(side) if side else self.gone | self._kept(side)
             yield from (entries[name] for name in names)
@@ -427,7 +430,7 @@ class PoolState:
     def _copy_held(
         self, old: Mapping[str, DesiredDevice], old_fallback: Mapping[str, DesiredDevice]
     ) -> None:
-        """Copy the held devices that only one inventory lists into the other one."""
+        """Copy held devices that only one inventory lists into the other inventory."""
         if self._fallback is None or self.content is None:
             self._copied = _NEITHER
             return
@@ -447,8 +450,8 @@ class PoolState:
         self._copied = frozenset(copied[0]), frozenset(copied[1])
 
     def follow_claims(self) -> Iterable[str]:
-        """Handle a change to the set of devices that claims hold. Return the devices that must be
-        refreshed."""
+        """Update the pool after a change to the set of devices that claims hold. Return the devices
+        that must be refreshed."""
         old = self._kept(0), self._kept(1)
         self._copy_held(self._devices, self._fallback or {})
         changed = (self._kept(0) ^ old[0]) | (self._kept(1) ^ old[1])
@@ -460,8 +463,8 @@ class PoolState:
     def _needed_sets(
         self, content: PoolContent, old: tuple[CounterSet, ...]
     ) -> tuple[CounterSet, ...]:
-        """Return the counter sets of an inventory, and those that only gone devices consume. A
-        device without its counter set makes the whole pool invalid."""
+        """Return the counter sets of an inventory, and those that only gone devices consume from. A
+        device whose counter set is missing would make the whole pool invalid."""
         listed = {each.name for each in content.counter_sets}
         consumed = {
             name
@@ -473,8 +476,8 @@ class PoolState:
         return (*content.counter_sets, *kept) if kept else content.counter_sets
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
-        """Take over a device that was published as gone before a restart, and about which nothing
-        is known since."""
+        """Adopt a device that was published as gone before a restart, and about which nothing has
+        been reported since."""
         for entries in (self._devices, self._fallback):
             if entries is not None:
                 entries[name] = DesiredDevice(name=name, device=None)
@@ -484,8 +487,8 @@ class PoolState:
         self._driver.published_changed = True
 
     def let_go(self, names: Collection[str]) -> None:
-        """Forget gone devices that no claim holds. The other devices in `names` have been listed
-        again."""
+        """Forget gone devices, because no claim holds them. Ignore devices in `names` that have
+        been listed again."""
         leaving = self.releasable & set(names)
         if not leaving:
             return
@@ -504,7 +507,7 @@ class PoolState:
         self._driver.published_changed = True
 
     def _forget_others(self, present: Collection[str]) -> bool:
-        """Forget the health of all other devices. Return whether there was any health to forget."""
+        """Forget the state of all other devices. Return whether there was anything to forget."""
         forgotten = False
         self._evicted &= frozenset(present)
         for known in (
@@ -524,7 +527,7 @@ class PoolState:
         """Apply the health in an inventory. Return the devices whose reported health has
         changed."""
         reported: set[str] = set()
-        # A device's health takes precedence over that of the device with the same name in the
+        # A device in the main inventory takes precedence over the device with the same name in the
         # fallback.
         for name, device in {**(content.fallback or {}), **content.devices}.items():
             health = None if device.health is None else validated_health(device.health)
@@ -533,14 +536,14 @@ class PoolState:
             if health is not None:
                 self._inventory_health[name] = health
             elif self._inventory_health.pop(name, None) is None or returned:
-                continue  # this connection of the endpoint has not reported anything
+                continue  # this connection has not reported the device's health
             self.observe(name, health or Health.unknown())
             reported.add(name)
         return reported
 
     def observe(self, name: str, health: Health) -> bool:
-        """Apply a report. Return whether the device must be refreshed. Ignores reports on devices
-        that the pool does not have."""
+        """Apply a health report. Return whether the device must be refreshed. Reports about unknown
+        devices are ignored."""
         if name not in self or name in self.gone:
             return False
         old = self._conditions.get(name, UNKNOWN)
@@ -563,7 +566,7 @@ class PoolState:
 
     def list_again(self, name: str) -> bool:
         """Record that the endpoint is available again and has listed the device. Do nothing if the
-        device is gone, because then it was not listed. Return whether the device must be
+        device is gone, because it has then not been listed. Return whether the device must be
         refreshed."""
         if name in self.gone:
             return False
@@ -571,8 +574,7 @@ class PoolState:
         return self._know(name, listed(old, now=self._driver.now()))
 
     def adopt(self, name: str, published: PublishedTaints) -> None:
-        """Take over the taints that a device had before a restart, unless they are already
-        known."""
+        """Adopt the taints that a device had before a restart."""
         self._published[name] = published
         if name in self.gone & self.evicting and (GONE, "NoExecute") in published:
             self._evicted |= {name}
@@ -584,7 +586,8 @@ class PoolState:
             self._know(name, adopted(old, evicting=evicting, now=self._driver.now()))
 
     def settle(self) -> list[str]:
-        """Apply the deadlines that have passed. Return the devices that must be refreshed."""
+        """Update the conditions and evictions whose deadlines have passed. Return the devices that
+        must be refreshed."""
         now = self._driver.now()
         due = [name for name, when in self.due.items() if when <= now]
         for name in due:
@@ -609,7 +612,7 @@ class PoolState:
             self.due[name] = when
         return True
 
-    # ------------------------------------------------------------ taints and health of devices
+    # ------------------------------------------------------------ device taints and health
 
     def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
         """Update the taints and health of devices, or of all devices if `names` is None.
@@ -663,7 +666,7 @@ class PoolState:
             maintenance = self._in_maintenance(name, entry, published)
             reasons = (own, entry.taints, condition.tainted, unpreparing, maintenance)
             if not (any(reasons) or stopped or gone):
-                continue  # nearly all devices are unchanged
+                continue  # skip unchanged devices, which are nearly all of them
             wanted = taints(
                 own,
                 condition,
@@ -677,13 +680,13 @@ class PoolState:
                 entries[name] = replace(entry, taints=new)
                 self._driver.published_changed = True
         if published and not is_listed:
-            # Until the device is listed, it is unknown whether its driver's taints still apply.
+            # Until the device is listed, it is unknown whether the driver's own taints still apply.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
 
     def _in_maintenance(self, name: str, entry: DesiredDevice, published: PublishedTaints) -> bool:
-        """Return whether a device is in maintenance. If that is unknown, the previous state
-        applies."""
+        """Return whether a device is in maintenance. If that is unknown, return the previous
+        state."""
         if (known := self._driver.maintenance) is not None:
             return (self.name, name) in known
         return (MAINTENANCE, "NoSchedule") in published or any(
@@ -709,7 +712,7 @@ def _merged(
             or before.taints != device.taints
             or device_body(before) != device_body(device)
         ):
-            entry = replace(entry, device=device)  # the device changed in more than its health
+            entry = replace(entry, device=device)  # more than the device's health has changed
         merged[name] = entry
     return merged
 

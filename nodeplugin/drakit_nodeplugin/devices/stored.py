@@ -2,16 +2,16 @@
 The device manager's state in the checkpoint: the endpoints of a driver, and the devices that claims
 still hold.
 
-Only names of endpoints and devices are stored, so that removals are finished after a restart. As in
-the kubelet's own checkpoint, an endpoint is stopped after a restart, until it returns or its grace
-period has ended. Only differences are written, at most once a second. Failed writes are retried.
-Publishing does not wait for writes.
+The names of endpoints and devices are stored, so that removals can be finished after a restart. As
+with the kubelet's own checkpoint, an endpoint is treated as stopped after a restart, until it
+returns or its grace period has ended. Only differences are written, at most once a second. Failed
+writes are retried. Publishing does not wait for writes.
 
 Only the checkpoint shows whether a claim holds a device that its endpoint no longer lists.
-Therefore, such a device remains until a query of the checkpoint does not find a claim. The first
-query is immediate, and others follow periodically.
+Therefore, such a device remains until a checkpoint query no longer finds such a claim. The first
+query is made immediately, and others follow periodically.
 
-Does not depend on taints or devices beyond their names.
+Knows only the names of devices. Does not depend on taints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETRY_SECONDS = (1.0, 60.0)
 
 
 class EndpointWriter:
-    """Brings the store up to date."""
+    """Writes changed endpoint rows to the store."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class EndpointWriter:
         on_written: Callable[[], None],
     ) -> None:
         """
-        Create a writer. `rows` returns the desired rows, keyed by name. `on_loaded` receives the
-        rows from before the start. `on_written` is called whenever the store is up to date.
+        Create a writer. `rows` returns the desired rows, keyed by name. `on_loaded` is called with
+        the rows from before the start. `on_written` is called whenever the store is up to date.
         """
         self._store = store
         self._rows = rows
@@ -66,7 +66,7 @@ class EndpointWriter:
         )
         self._unwritable = ProblemLog(logger, "endpoints cannot be stored, retrying", facts=facts)
         self.stored: dict[str, StoredEndpoint] = {}
-        """The rows in the store, keyed by the endpoint's name."""
+        """The rows in the store, keyed by endpoint name."""
 
         self.loaded = False
         """Whether the rows from before the start are known."""
@@ -114,7 +114,7 @@ class EndpointWriter:
         rows = self._rows()
         new = {name: row for name, row in rows.items() if self.stored.get(name) != row}
         if new:
-            # Use one transaction, because a driver's endpoints often come and go together.
+            # Use one transaction, because a driver's endpoints often appear and disappear together.
             await self._store.write_endpoints(new.values())
             self.stored.update(new)
         gone = [name for name in self.stored if name not in rows]
@@ -132,7 +132,7 @@ GONE_SECONDS = 1.0
 
 
 class GoneDevices:
-    """Follows the devices of one driver that are gone."""
+    """Checks whether claims still hold the gone devices of one driver."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class GoneDevices:
         gone: Callable[[], Iterable[DeviceKey]],
         on_free: Callable[[Collection[DeviceKey]], None],
     ) -> None:
-        """Create the object. `gone` returns the current gone devices. `on_free` receives those that
-        no claim holds."""
+        """Create the object. `gone` returns the current gone devices. `on_free` is called with the
+        gone devices that no claim holds."""
         self._checkpoint = checkpoint
         self._gone = gone
         self._on_free = on_free
@@ -168,8 +168,8 @@ class GoneDevices:
             await self._check()
 
     async def _check(self) -> None:
-        # Read them before the query, because a claim can get a device that vanishes after the
-        # query.
+        # Get the gone devices before the query: a device that vanishes after the query may have
+        # been given to a claim in between.
         gone = frozenset(self._gone())
         if not gone:
             return

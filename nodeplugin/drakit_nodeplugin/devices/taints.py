@@ -2,14 +2,14 @@
 Decides the taints of a device from its reported health, with hysteresis. Pure functions.
 
 * An unhealthy device gets a taint immediately, and keeps it until the device has been healthy for a
-  while. A flapping device causes one write, and does not get new pods.
-* Running pods are evicted only if the device remains broken for a while.
+  while. A flapping device causes only one write, and no new pods get it.
+* Running pods are evicted only if the device remains broken for some time.
 * A taint keeps the time at which it was added, even across restarts.
 
-A driver may set 12 taints, and the API allows 16. The node plugin adds at most four, the last of
-which has one of three reasons. :mod:`.pool_state` holds the state of a pool's devices.
+A driver can set 12 taints, and the API allows 16. The node plugin adds at most four. The last of
+these has one of three reasons. :mod:`.pool_state` holds the state of a pool's devices.
 
-Does not depend on the API's JSON, clocks or endpoints.
+Does not depend on the API's JSON, on clocks or on endpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
 
 DOMAIN = "drakit.dev/"
-"""The prefix of all taint keys of the node plugin."""
+"""The prefix of the node plugin's taint keys."""
 
 UNHEALTHY = DOMAIN + "unhealthy"
 """The device is reported as unhealthy, or was until recently. If the taint also has the effect
@@ -39,14 +39,15 @@ GONE = DOMAIN + "gone"
 """The endpoint no longer lists the device, but a claim holds it."""
 
 MAINTENANCE = DOMAIN + "maintenance"
-"""An administrator has taken the device out of service, and the cluster has no DeviceTaintRules."""
+"""An administrator has taken the device out of service, and the cluster does not serve
+DeviceTaintRules."""
 
 NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
 """No taints from before a restart."""
 
 SILENCE_SECONDS = 60.0
-"""Minimum time after which a taint from before a restart is removed from a device without a report.
-A driver whose health is polled has 30 s to respond."""
+"""Minimum time before a taint from before a restart is removed from a device without a report. A
+driver whose health is polled has 30 s to respond."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
@@ -56,10 +57,10 @@ _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """The known health of a device. All times are on the loop's clock."""
+    """The known health of a device. All times are in loop time."""
 
     health: Health
-    """The last report."""
+    """The health in the last report."""
 
     tainted: bool = False
     """Whether the device has a taint that new pods do not tolerate."""
@@ -75,23 +76,24 @@ class Condition:
     """The time at which a tainted device became healthy. None while it is not healthy."""
 
     well_seconds: float = 0.0
-    """Seconds of good health before `well_since`, since the last unhealthy report. Unknown health
-    pauses the recovery, but does not restart it."""
+    """How long the device was healthy before `well_since`, in seconds, since the last unhealthy
+    report. Unknown health pauses the recovery, but does not restart it."""
 
     broken_since: float | None = None
-    """The time since which running pods have been broken, without a different report. None while
-    they are not broken. An eviction cannot be undone, so unknown health resets this time."""
+    """The time since which the reports have continuously been that running pods are broken. None if
+    the last report differs. Unknown health also resets this time, because an eviction cannot be
+    undone."""
 
     has_report: bool = False
-    """Whether there was a report since the plugin's start, even of unknown health."""
+    """Whether there has been a report since the plugin's start, even one of unknown health."""
 
     silent_since: float | None = None
-    """The time since which a device that had a taint before a restart has been listed without a
-    report."""
+    """For a device that had a taint before a restart: the time since which the device has been
+    listed without a report."""
 
 
 UNKNOWN = Condition(health=Health.unknown())
-"""A device without a report."""
+"""The condition of a device without a report."""
 
 _WELL = Condition(health=Health.healthy(), has_report=True)
 
@@ -99,7 +101,7 @@ _UNSURE = replace(UNKNOWN, has_report=True)
 
 
 def observed(old: Condition, health: Health, *, now: float) -> Condition:
-    """Apply a report."""
+    """Return the condition after a report."""
     if health.status == "unhealthy":
         since = now if old.broken_since is None else old.broken_since
         return Condition(
@@ -130,14 +132,14 @@ def _untainted(health: Health) -> Condition:
 
 
 def lost(old: Condition, *, now: float) -> Condition:
-    """Apply the stop of the endpoint, which no longer reports health."""
+    """Return the condition after the endpoint has stopped, and no longer reports health."""
     if not old.tainted:
         return UNKNOWN
     return replace(observed(old, UNKNOWN.health, now=now), has_report=old.has_report)
 
 
 def listed(old: Condition, *, now: float) -> Condition:
-    """Apply the return of the endpoint, which lists the device again."""
+    """Return the condition after the endpoint has returned and listed the device again."""
     if not old.tainted or old.has_report or old.silent_since is not None:
         return old
     return replace(old, silent_since=now)
@@ -146,8 +148,8 @@ def listed(old: Condition, *, now: float) -> Condition:
 def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | None:
     """Return the time at which a condition changes without an event, or None."""
     if condition.silent_since is not None:
-        # A driver that reports health by events does not report a device that was repaired before
-        # the restart.
+        # Don't wait for a report longer than this: a driver that reports only changes in health
+        # does not report a device that was repaired before the restart.
         return condition.silent_since + max(timing.recovery_period, SILENCE_SECONDS)
     if condition.well_since is not None:
         return condition.well_since + (timing.recovery_period - condition.well_seconds)
@@ -157,7 +159,7 @@ def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | N
 
 
 def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -> Condition:
-    """Apply the deadlines that have passed without another report."""
+    """Apply the transitions whose deadlines have expired since the last report."""
     due = next_change(condition, timing)
     if due is None or now < due:
         return condition
@@ -169,8 +171,8 @@ def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -
 
 
 def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
-    """Apply the taint that a device had before a restart. The device recovers as if there had been
-    no restart."""
+    """Return the condition of a device that had a taint before a restart. The device recovers as if
+    there had been no restart."""
     if old.tainted:
         return replace(old, evicting=evicting or old.evicting)
     return replace(
@@ -194,8 +196,8 @@ def taints(
     maintenance: bool = False,
     gone: TaintEffect | None = None,
 ) -> tuple[Taint, ...]:
-    """Return all taints that a device must have, always in the same order. `own` are the taints
-    from its driver. `gone` is the effect for a device that its endpoint no longer lists."""
+    """Return all taints that a device must have, always in the same order. `own` are the driver's
+    own taints. `gone` is the effect of the taint for a device that its endpoint no longer lists."""
     reasons: list[Taint] = list(own)
     if stopped:
         reasons.append(Taint(key=STOPPED, effect="NoSchedule"))
@@ -205,7 +207,7 @@ def taints(
         reasons.append(Taint(key=UNHEALTHY, effect="NoExecute"))
     if gone is not None:
         reasons.append(Taint(key=GONE, effect=gone))
-    elif maintenance:  # with more than one of these, there could be more taints than the API allows
+    elif maintenance:  # add only one of these, so that the taints do not exceed the API limit
         reasons.append(Taint(key=MAINTENANCE, effect="NoSchedule"))
     elif unpreparing:
         reasons.append(Taint(key=UNPREPARING, effect="NoSchedule"))
@@ -220,10 +222,10 @@ def stamped(
     published: PublishedTaints = NOT_PUBLISHED,
 ) -> tuple[StampedTaint, ...]:
     """
-    Add the time to each taint. The time does not change while key and effect remain the same.
+    Add the time to each taint. The time does not change while the key and effect remain the same.
 
-    A claim's toleration starts at that time, so neither a new value nor a restart must reset it:
-    the times in `published` from before a restart apply. Returns `old` itself if nothing has
+    A toleration's duration starts at that time, so neither a new value nor a restart may reset it.
+    The times in `published`, from before a restart, are kept. Returns `old` itself if nothing has
     changed.
     """
     since: dict[tuple[str, str], int] = {(t.key, t.effect): t.added_at for t in old}

@@ -2,13 +2,13 @@
 The permissions of backends and device plugins: the edits that an administrator's entry allows.
 
 An entry lists the owner of the socket, device nodes, mounts, hooks, environment variables and so
-on. Edits that it does not list are refused. A variable such as ``LD_PRELOAD`` or ``BASH_ENV`` runs
-code in a tenant's container. No entry can allow the CDI devices of claims, because a pod's claim
-must not provide the devices of another pod.
+on. All other edits are refused. Even variables must be listed, because a variable such as
+``LD_PRELOAD`` or ``BASH_ENV`` can run code in a tenant's container. No entry can allow the CDI
+devices of claims, because a pod must not get the devices of another pod's claim.
 
-Paths are compared by name. The node plugin's container does not see symbolic links outside
+Paths are compared as strings. The node plugin's container cannot see symbolic links outside
 ``/dev``, so a prefix is only as safe as the permissions of the directories below it. Device nodes
-are also compared with the host's ``/dev`` (:mod:`.host_paths`). :mod:`drakit_nodeplugin.allowed`
+are also checked against the host's ``/dev`` (:mod:`.host_paths`). :mod:`drakit_nodeplugin.allowed`
 defines the fields of an entry.
 
 Does not depend on connections or claims.
@@ -28,23 +28,25 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
 
 MAX_SHOWN = 200
-"""Maximum length of a path in an error, because the vendor's program chooses the path."""
+"""Maximum length of a path in an error. The vendor's program chooses the path, so it can have any
+length."""
 
 BIND_TYPES = (None, "", "none", "bind")
 MOUNT_OPTIONS = frozenset(
     {"bind", "rbind", "private", "rprivate", "ro", "rro", "rw", "nosuid", "nodev", "noexec"}
     | {"noatime", "nodiratime", "relatime"}
 )
-"""Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift restrictions of the host,
-and a shared mount propagates the container's mounts to the host."""
+"""Mount options that only restrict a mount. No other options are allowed: ``dev``, ``suid`` and
+``exec`` lift restrictions of the host mount, and a shared mount propagates the container's mounts
+to the host."""
 
 CLAIM_CLASS = "claim"
-"""The class of the CDI devices of claims, for the drivers of this release and all other drivers."""
+"""The CDI class of claim devices, for the drivers of this release and all other drivers."""
 
 DEVICE_TYPES = (None, "b", "c", "u")
 
 PERMISSIONS = 0o777
-"""The permission bits of a file's mode. Higher bits can change the type of a node."""
+"""The permission bits of a file mode. Higher bits can change the type of a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +54,15 @@ class Rights:
     """The permissions of one backend or device plugin."""
 
     where: str
-    """The location of its entry in the configuration, as named in the remedy."""
+    """The location of the entry in the configuration, for remedies in error messages."""
 
     allowed: AllowedEndpoint
     find_node: Callable[[str], HostNode]
-    """Looks up a path of the host. May block."""
+    """Looks up a host path. May block."""
 
     def owner_problem(self, file: SocketFile) -> str | None:
-        """Return the reason why its socket must not have this owner, with the remedy, as the end of
-        a sentence. None if the owner is correct."""
+        """Return the reason why the socket must not have its current owner, with the remedy, as the
+        end of a sentence. Return None if the owner is correct."""
         owner = self.allowed.owner
         if file.uid == owner.uid and owner.gid in (None, file.gid):
             return None
@@ -71,8 +73,8 @@ class Rights:
         )
 
     def edits_problem(self, edits: Edits) -> str | None:
-        """Return the first edit that the entry refuses, as the end of a sentence, or None. If there
-        are device nodes, this call blocks."""
+        """Return the first edit that the entry does not allow, as the end of a sentence, or None.
+        Blocks if there are device nodes."""
         return next(self._problems(edits), None)
 
     def _problems(self, edits: Edits) -> Iterator[str]:
@@ -125,7 +127,8 @@ class Rights:
         if not self._allows_node(found.path):
             yield self._refused(f"{what}, which leads to {_shown(found.path)}", "devices")
         elif not _is_same_device(node, found):
-            # With these numbers, the runtime creates the node without reading the host's node.
+            # Check the numbers too, because the runtime creates the node from them, without reading
+            # the host's node.
             yield (
                 f"asks for {what} with a type and numbers that differ from the host's device node "
                 f"or cannot be verified; the vendor must omit them"
@@ -169,7 +172,7 @@ class Rights:
 
     def _hook_problems(self, hook: Hook) -> Iterator[str]:
         what = f"hook {_shown(hook.path)}"
-        # Don't normalize the path: the runtime runs exactly this path.
+        # Don't normalize the path, because the runtime runs exactly this path.
         if hook.path not in self.allowed.hooks:
             yield self._refused(what, "hooks")
         elif hook.env:
@@ -204,7 +207,7 @@ def _clean_path(path: str) -> str | None:
     Return an absolute path in normalized form, or None if it is relative or contains ``..`` or a
     null byte.
 
-    After a symbolic link, ``..`` may not lead to the directory that the path suggests.
+    After a symbolic link, ``..`` may lead to a different directory than the path suggests.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or ".." in parts or "\0" in path:
@@ -213,8 +216,8 @@ def _clean_path(path: str) -> str | None:
 
 
 def _is_within(path: str, prefix: str) -> bool:
-    """Return whether a path equals a prefix or is below it, compared by components. Both must be
-    normalized."""
+    """Return whether a path equals a prefix or is below it. The paths are compared by component,
+    and both must be normalized."""
     return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
 
 
@@ -230,7 +233,7 @@ def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
 
 
 def _is_read_only(options: frozenset[str]) -> bool:
-    """Return whether a bind mount is read-only, including the host's mounts below it."""
+    """Return whether a bind mount is read-only, including submounts from the host."""
     if "rw" in options:
         return False
     return "rro" in options or ("ro" in options and "rbind" not in options)

@@ -1,10 +1,10 @@
 """
 Backends: drivers that are separate programs, in any language, behind a unix socket.
 
-:mod:`.directory` finds backends, and :mod:`.connection` keeps one connected. Their messages are
-parsed in small pieces (:mod:`..wire`), so that the size, number or rate of messages cannot harm the
+:mod:`.directory` finds backends, and :mod:`.connection` keeps one connected. Messages from backends
+are parsed in small pieces (:mod:`..wire`), so that their size, number or rate cannot harm the
 daemon.
 
-This package is imported only if backends are enabled. It does not depend on claims beyond their
-identity, slices or the kubelet.
+This package is imported only if backends are enabled. It knows only the identity of claims, and
+does not depend on slices or the kubelet.
 """

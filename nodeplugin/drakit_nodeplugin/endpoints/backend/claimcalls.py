@@ -1,9 +1,9 @@
 """
-A backend's calls for claims: the requests, and the parts of a response for each claim.
+The calls for claims to a backend: the requests, and the parts of a response for each claim.
 
-The fields of a response are counted before it is parsed, claim by claim. If a part cannot be
-parsed, only its claim fails. :mod:`drakit_driver.runtime.endpoint` words the errors that concern
-all claims.
+The fields of a response are counted, claim by claim, before they are parsed. If a part cannot be
+parsed, only its claim fails. :mod:`drakit_driver.runtime.endpoint` creates the error messages that
+apply to all claims of a call.
 """
 
 from __future__ import annotations
@@ -62,29 +62,30 @@ DEADLINE_SECONDS = CALL_SECONDS - 1.0
 timeout first. It also limits how long the claim of a deleted pod waits for a prepare."""
 
 IN_LOOP_EDITS = 64
-"""Maximum number of edits that are checked in the daemon's loop. Checking them takes less than a
-millisecond, because the host's ``/dev`` is in memory. A thread would delay each claim."""
+"""Maximum number of edits to check in the daemon's loop. Checking them takes less than a
+millisecond, because the host's ``/dev`` is in memory. Using a thread would delay every claim."""
 
 Published: TypeAlias = Mapping[tuple[str, str] | None, Device]
 """The devices that a backend last listed, keyed by pool and name."""
 
 LOST_SECONDS = 1.0
-"""Maximum wait for the end of a connection after a call that did not reach the backend."""
+"""Maximum time to wait for the end of a connection after a call that may not have reached the
+backend."""
 
 _CLAIMS = frozenset({1})
-"""The number of the field that contains the claims, in every response."""
+"""The number of the field that contains the claims. It is the same in all response types."""
 
 _EDITS = pb.PreparedClaim.EDITS_FIELD_NUMBER
 _OF_DEVICES = frozenset({_EDITS, pb.PreparedClaim.DEVICES_FIELD_NUMBER})
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
-"""Parses the response for one claim with this many devices. Raises GarbageError, and DriverError if
-the claim has failed."""
+"""Parses the response for one claim, given its number of devices. Raises GarbageError, or
+DriverError if the claim failed."""
 
 
 class BackendClaims:
-    """The calls of one connection to a backend. Implements :class:`.contract.Calls`."""
+    """Makes the calls over one connection to a backend. Implements :class:`.contract.Calls`."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class BackendClaims:
         latest: LatestValue[bytes],
         policies: PolicyFeed | None,
     ) -> None:
-        """Create the calls. `latest` signals the end of the connection. `policies` are those of a
+        """Create the calls. `latest` signals the end of the connection. `policies` is the feed of a
         driver that has policies."""
         self._policies = policies
         self._driver = driver
@@ -103,7 +104,7 @@ class BackendClaims:
         self._rights = rights
         self._latest = latest
         self.needs_claim_data = False
-        """Whether the backend reported that it needs more of a claim than its devices."""
+        """Whether the backend has reported that it needs claim data in addition to the devices."""
         self._listed: Inventory | None = None
         self._by_key: Published | None = None
         self._running = 0
@@ -111,7 +112,7 @@ class BackendClaims:
         """Set while no call is in flight."""
         self.idle.set()
         self._lacks: set[str] = set()
-        """Optional methods that the backend does not implement."""
+        """The optional methods that the backend is known not to implement."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
@@ -160,10 +161,9 @@ class BackendClaims:
     async def _ask(
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Call a method, and return the responses, keyed by UID. Claims without a response get an
-        empty one."""
+        """Call a method, and return the result for each claim in the response, keyed by UID."""
         published = self._published()
-        # All request types have the same fields.
+        # All request types have the same fields, so this one can be used for every method.
         request = pb.PrepareClaimsRequest(claims=[claim_message(each, published) for each in batch])
         half = len(batch) // 2
         try:
@@ -175,7 +175,8 @@ class BackendClaims:
         except _TooLargeError:
             if not half:
                 raise
-            # Each claim is within its limits, but the batch as a whole is not.
+            # Split the batch: each claim is within its limits, but the batch as a whole is too
+            # large.
             first = await self._ask(method, batch[:half], read)
             return {**first, **await self._ask(method, batch[half:], read)}
         except GarbageError as error:
@@ -217,7 +218,8 @@ class BackendClaims:
     async def _sort(
         self, raw: bytes, read: _Reader[ResultT], *, method: str, counts: Mapping[str, int]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Assign each part of a response to its claim. Raises :class:`GarbageError`."""
+        """Parse the parts of a response, and assign them to their claims. Raises
+        :class:`GarbageError`."""
         answers: dict[str, ResultT | DeviceFailedError] = {}
         turns = Turns()
         for number, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
@@ -225,7 +227,7 @@ class BackendClaims:
                 raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
-            if uid is None or uid not in counts:  # the caller reports it
+            if uid is None or uid not in counts:  # the caller reports the problem
                 answers[""] = self._failed(
                     "it returned a result for a claim that was not requested"
                 )
@@ -247,22 +249,23 @@ class BackendClaims:
 
     def _failed(self, text: str, *, pending: bool = False) -> DeviceFailedError:
         subject = f"driver {self._driver}"
-        # A Python driver's errors begin with the subject.
+        # Errors of Python drivers already begin with the subject.
         whole = text if text.startswith(subject) else f"{subject}: {text}"
         return DeviceFailedError(whole, pending=pending)
 
 
 class _NotImplementedError(DriverError):
-    """The backend does not implement a method."""
+    """The backend does not implement the method."""
 
 
 class _TooLargeError(DriverError):
-    """A request or its response exceeds the maximum message size."""
+    """A request or response exceeds the maximum message size."""
 
 
 def _uid_of(part: bytes) -> str | None:
     """
-    Return the UID of a claim's response before the rest is parsed, or None if there is none.
+    Return the UID in the response for a claim, without parsing the rest, or None if it cannot be
+    read.
 
     Every response type contains the UID in the same field. :class:`pb.CheckedClaim` does not have
     list fields, so protobuf skips the list fields of the other responses.
@@ -274,8 +277,8 @@ def _uid_of(part: bytes) -> str | None:
 
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedDevice]:
-    # Parse each device separately. A device within its limits must not fail because of the total
-    # size.
+    # Parse each device separately. A device within its limits must not be rejected because of the
+    # total size.
     found, rest = split(part, _OF_DEVICES)
     _raise_error(parse(pb.PreparedClaim, rest), count)
     every_edits = [each for number, each in found if number == _EDITS]
@@ -306,8 +309,8 @@ async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
 def _raise_error(
     answer: pb.PreparedClaim | pb.UnpreparedClaim, count: int, *, pending: bool = False
 ) -> None:
-    """Raise the error of a claim with this many devices. The message for a single device does not
-    need a subject."""
+    """Raise the error in the response for a claim, if any. `count` is the claim's number of
+    devices. A message about a single device does not need a subject."""
     if not answer.error:
         return
     text = printable(answer.error)
@@ -323,7 +326,7 @@ async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
 def _permitted(
     answers: Mapping[str, Sequence[PreparedDevice] | DeviceFailedError], rights: Rights
 ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-    """Replace edits that the entry refuses with the reason. Blocks briefly."""
+    """Replace each result whose edits the entry does not allow with an error. Blocks briefly."""
 
     def checked(
         answer: Sequence[PreparedDevice] | DeviceFailedError,
@@ -346,8 +349,8 @@ def _fault(text: str) -> str:
 
 
 def claim_message(item: AllocatedClaim, published: Published | None = None) -> pb.Claim:
-    """Build the message of a claim, with the driver's names for its pools. `published` are the
-    listed devices, for a backend that needs the claim's data."""
+    """Build the message for a claim, with the driver's pool names. `published` are the listed
+    devices, for a backend that needs claim data."""
     devices = [
         message_of(
             device,
@@ -380,7 +383,8 @@ def claim_message(item: AllocatedClaim, published: Published | None = None) -> p
 
 def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
     for name, value in device.attributes.items():
-        # A device that was rejected because of an attribute without a value can still be allocated.
+        # Ignore a device that cannot be converted: one that was rejected because of an attribute
+        # without a value can still be allocated.
         with suppress(TypeError):
             message.attributes[name].CopyFrom(attribute_message(value))
     for name, amount in device.capacity.items():

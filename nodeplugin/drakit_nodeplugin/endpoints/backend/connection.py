@@ -1,14 +1,14 @@
 """
-One connection to a backend, with its streams and calls, and the endpoint of its driver. The
-endpoint exists even while its backend does not.
+One connection to a backend, with its streams and calls, and the endpoint of the backend's driver.
+The endpoint exists even while the backend is unavailable.
 
-A connection lasts as long as its stream of devices. The health stream is optional, and is reopened
-when it ends. Messages are received as they arrive, but after each pause only the latest is parsed.
-A backend that floods the stream is disconnected, and large messages are received slowly.
+A connection lasts as long as its device stream. The health stream is optional, and is reopened when
+it ends. Messages are received as they arrive, but after each pause only the latest is parsed. A
+backend that floods the stream is disconnected, and reads of large messages are throttled.
 :mod:`.directory` finds the backend's socket, :mod:`.claimcalls` makes the calls for claims, and
 :mod:`drakit_driver.runtime.endpoint` implements the life cycle and the error messages.
 
-Does not depend on claims beyond their identity, slices or the kubelet.
+Knows only the identity of claims. Does not depend on slices or the kubelet.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ IGNORED_SECONDS = 60.0
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
 RESPONSE_SECONDS = 30.0
-"""How long calls in flight may continue on a connection that was handed over."""
+"""How long calls in flight can continue on a connection that was handed over."""
 
 LOST = "the connection to its backend was lost"
 
 LABELS_SECONDS = 5.0
-"""Time between two checks whether the labels of the node have changed."""
+"""How often to check whether the node labels have changed."""
 
 _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
@@ -96,19 +96,19 @@ class BackendConnection(BackendClaims):
     """One connection to a backend. Implements :class:`.Connection`."""
 
     blocked: str | None = None
-    """The call that blocks the event loop. Always None, because a backend does not have an event
+    """The call that blocks the event loop. Always None, because a backend does not run an event
     loop in this process."""
 
     def __init__(
         self, driver: str, client: Client, *, rights: Rights, policies: PolicyFeed | None = None
     ) -> None:
-        """Create a connection. It takes over the client, and closes it. `policies` are those of a
+        """Create a connection, which takes over and closes the client. `policies` is the feed of a
         driver that has policies."""
         latest = LatestValue[bytes]()
         super().__init__(driver, client, rights=rights, latest=latest, policies=policies)
         self._loop = asyncio.get_running_loop()
         self.has_metadata_files = False
-        """Whether containers get metadata files. Known after the start."""
+        """Whether containers get metadata files. Known once :meth:`start` has returned."""
         self._has_listed = False
         """Whether the backend has sent its first device list."""
         self._reader = InventoryReader()
@@ -147,17 +147,17 @@ class BackendConnection(BackendClaims):
     async def _describe_node(
         self, node: Node, *, version: str, labels: Mapping[str, str] | None
     ) -> None:
-        """Send the labels of the node whenever they change."""
+        """Send the node labels whenever they change."""
         while True:
             await asyncio.sleep(LABELS_SECONDS)
             if (current := node.labels) == labels:
                 continue
-            with suppress(CallFailedError):  # retried next time
+            with suppress(CallFailedError):  # the next check retries
                 await identify(self._client, node=node, version=version)
                 labels = current
 
     async def listed(self, *, timeout_seconds: float) -> None:
-        """Wait for the first device list or the end of the connection, with a timeout."""
+        """Wait for the first device list, or for the end of the connection, until a timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._latest.wait()
@@ -216,7 +216,7 @@ class BackendConnection(BackendClaims):
             self._latest.end(_disorder(f"sent an invalid list of devices: {error}"))
             inventory = None
         if self._latest.over is not None:
-            raise self._latest.over  # its devices are no longer valid
+            raise self._latest.over  # the connection has ended, so its devices are no longer valid
         if inventory is not None:
             self._listed, self._by_key = inventory, None
         return inventory
@@ -230,7 +230,7 @@ class BackendConnection(BackendClaims):
                     self._latest.replace(raw)
             ended = ConnectionEndedError("its backend ended its stream of devices")
         except GarbageError as error:
-            # If too many messages arrive at once, only the reader is delayed.
+            # A flood of messages also raises GarbageError.
             ended = _disorder(f"sent {error}; it must list its devices only after a change")
         except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
@@ -265,8 +265,8 @@ class BackendConnection(BackendClaims):
             await asyncio.sleep(backoff.next_seconds())
 
     async def _health_problem(self) -> str | None:
-        """Read one stream of health. Return how it ended, or None if the backend has no health
-        stream."""
+        """Read one health stream until it ends. Return how it ended, or None if the backend does
+        not serve health streams."""
         try:
             # Don't skip messages, because each message is about different devices.
             async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
@@ -274,7 +274,8 @@ class BackendConnection(BackendClaims):
                     turns = Turns()
                     try:
                         await self._take_health(raw, turns)
-                    except GarbageError as error:  # the next message is independent of this one
+                    # Continue, because the next message is independent of this one.
+                    except GarbageError as error:
                         self._ignored.report(f"an invalid health message: {error}")
                     await asyncio.sleep(pause_after(turns.worked_seconds))
         except CallFailedError as error:
@@ -296,7 +297,7 @@ class BackendConnection(BackendClaims):
                 if len(part) > MAX_PART_BYTES:
                     raise GarbageError(f"a message of more than {MAX_PART_BYTES // 1024} KiB")
                 message = parse(pb.DeviceHealth, part)
-            except GarbageError as error:  # affects only one device
+            except GarbageError as error:  # the error affects only one device
                 self._ignored.report(f"the health of {_device_in(part)}: {error}")
                 continue
             key, health = DeviceKey(message.pool, message.name), health_of(message.health)
@@ -323,22 +324,22 @@ def _disorder(text: str) -> ConnectionEndedError:
 # ---------------------------------------------------------------- policies
 
 APPLY_SECONDS = 45.0
-"""Time limit for ApplyPolicies. A Python driver has 30 s for its method."""
+"""Time limit for ApplyPolicies. A Python driver has 30 s for its own method."""
 
 HELD_SECONDS = 10.0
 """Time limit for UpdateHeldDevices."""
 
 HELD_PACE_SECONDS = 0.5
-"""Minimum time between two messages about held devices, because a batch of pods changes them
+"""Minimum time between two messages about held devices. A batch of pods changes the held devices
 often."""
 
 MAX_RESPONSE_BYTES = 1024 * 1024
-"""Maximum size of a response to ApplyPolicies: a problem of 1,024 characters for each of 256
-policies."""
+"""Maximum size of a response to ApplyPolicies, enough for a problem of 1,024 characters for each of
+256 policies."""
 
 
 class BackendPolicies:
-    """Sends policies and held devices on one connection."""
+    """Sends policies and held devices over one connection."""
 
     def __init__(
         self, driver: str, client: Client, feed: PolicyFeed, latest: LatestValue[bytes]
@@ -350,7 +351,7 @@ class BackendPolicies:
         self._latest = latest
 
     async def run(self) -> None:
-        """Send all changes until canceled, held devices first."""
+        """Until canceled, send all changes. Held devices are sent before policies."""
         try:
             if (sent := await self._send_held(None)) is None:
                 return
@@ -392,7 +393,8 @@ class BackendPolicies:
             ) from None
 
     def _invalid(self, raw: bytes, policies: AnyPolicies) -> Mapping[str, str]:
-        """Return the problems of policies. Raises DeviceFailedError if all are refused."""
+        """Return the problems of individual policies from a response. Raises DeviceFailedError if
+        the backend refused all policies."""
         if len(raw) > MAX_RESPONSE_BYTES:
             raise GarbageError("more than 1 MiB")
         answer = parse(pb.ApplyPoliciesResponse, raw)
@@ -412,8 +414,9 @@ class BackendPolicies:
             await asyncio.sleep(HELD_PACE_SECONDS)
 
     async def _send_held(self, sent: HeldClaims | None) -> HeldClaims | None:
-        """Send the held devices, unless they are unchanged, and return them. A backend that does
-        not receive them might rename a held device, so a failure ends the connection."""
+        """Send the held devices, unless they are unchanged, and return the held devices that the
+        backend now has. A failure ends the connection, because a backend that does not receive them
+        might rename a held device."""
         held = self._feed.held_claims()
         if held == sent:
             return held
@@ -446,14 +449,14 @@ def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
 # ---------------------------------------------------------------- the endpoint
 
 LIST_SECONDS = 2.0
-"""Maximum time that the daemon's start waits for a backend's name, and then again for its devices.
-After that, the daemon starts to serve without them."""
+"""Maximum time for which the daemon's start waits for a backend's name, and then again for its
+devices. After that, the daemon starts serving without them."""
 
 EARLY_AT_ONCE = 5
 EARLY_AGAIN_SECONDS = 60.0
-"""The initial number of immediate connections to new sockets, each of which means a new backend,
-and the period after which one more is allowed. A backend that crashes more often waits like any
-other endpoint."""
+"""After this period, one more immediate connection to a new socket is allowed, in addition to the
+initial EARLY_AT_ONCE. A new socket means a new backend. If a backend crashes more often, its
+connections are delayed as for any other endpoint."""
 
 _TRAITS = DriverTraits(
     side_effects=True,
@@ -463,14 +466,14 @@ _TRAITS = DriverTraits(
     batches=frozenset({"prepare", "unprepare", "check"}),
     claim_data=True,
 )
-"""All backends have the same traits, because the traits must be known without a backend. A
-method that a backend does not implement costs one call for each connection. Two traits differ:
-an entry's policies, and whether a backend needs the claim's data. Until the latter is known, the
-data is read."""
+"""All backends have the same traits, because the traits must be known even without a connection. A
+method that a backend does not implement costs one call per connection. Only two traits differ: the
+entry's policies, and whether a backend needs claim data. Until the latter is known, the data is
+read."""
 
 
 class BackendSource:
-    """The driver of a backend. Implements :class:`.DriverSource`."""
+    """The source for the driver of a backend. Implements :class:`.DriverSource`."""
 
     foreign = True
 
@@ -521,8 +524,8 @@ class BackendEndpoint(Endpoint):
         with suppress(TimeoutError):
             async with asyncio.timeout(LIST_SECONDS):
                 await self._directory.at_start(self.name)
-        # Without a backend, nothing is reported, so devices remain published for the start grace
-        # period.
+        # If there is no backend, report nothing, so that devices remain published for the start
+        # grace period.
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(2 * LIST_SECONDS):
                 await super().start()
@@ -563,7 +566,7 @@ class BackendEndpoint(Endpoint):
 
     async def _retire(self, connection: Connection) -> None:
         """Close a connection after its calls in flight have ended. Until then, no other process
-        works on their claims."""
+        works on the claims of these calls."""
         assert isinstance(connection, BackendConnection)
         try:
             with suppress(TimeoutError):
@@ -573,7 +576,7 @@ class BackendEndpoint(Endpoint):
             await connection.close()
 
     async def _await_socket(self, seconds: float) -> None:
-        """Wait before the next connection, unless there is a new socket."""
+        """Wait before the next connection. If a new socket appears, stop waiting."""
         if self._socket is not None:
             self._directory.lost(self._socket)
         with suppress(TimeoutError):

@@ -1,14 +1,14 @@
 """
 Converts a backend's messages to inventories and results, within limits.
 
-The checks for all drivers' devices find values that the API or CDI refuses, so that only the
-affected device is rejected. This module only refuses messages that cannot be parsed, an implausible
-number of devices, and too many edits. :mod:`drakit_driver.runtime.backend` converts each value.
+The validation that applies to all drivers finds values that the API or CDI does not accept, so that
+only the affected device is rejected. This module rejects only messages that cannot be parsed, an
+implausible number of devices, and too many edits. :mod:`drakit_driver.runtime.backend` converts
+each value.
 
 A backend lists all of its devices at each change, and most of them are unchanged. Unchanged devices
-keep their objects, so that they do not have to be compared again. Most of them are identified by
-their bytes. The others have the same content in different bytes, because maps in messages have no
-order.
+keep their objects, so that they do not have to be compared again. Most of them are recognized by
+their bytes. Others have the same content but different bytes, because protobuf maps are unordered.
 
 Does not depend on gRPC or connections.
 """
@@ -49,18 +49,18 @@ from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 MAX_EDITS = 1000
-"""Maximum number of edits of one device: ten times what the largest drivers need."""
+"""Maximum number of edits per device: ten times as many as the largest drivers need."""
 
 # ------------------------------------------------------------ reports
 
 MAX_CONFLICTS = 100
-"""Maximum number of a policy's conflicts that are kept. The report names fewer."""
+"""Maximum number of conflicts to keep per policy. The report lists fewer."""
 
 MAX_TEXT_BYTES = 1024
-"""Maximum size of a string in a report, which truncates most strings further."""
+"""Maximum size of a string in a report. Most strings are later truncated further."""
 
 _REASONS = frozenset(get_args(RejectionReason)) - {"Refused"}
-"""The possible reasons, except for the one that only the node plugin sets."""
+"""The reasons that a backend can set: all except the one that only the node plugin sets."""
 
 
 def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
@@ -75,7 +75,7 @@ def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
 
 
 def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
-    """Convert the result of a policy."""
+    """Convert the outcome of a policy."""
     return PolicyOutcome(
         policy=message.policy[:MAX_TEXT_BYTES],
         matched=message.matched,
@@ -98,8 +98,8 @@ def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
 
 
 def entries_of(edits: pb.Edits | Edits) -> int:
-    """Count the entries of a device's edits, whose fields have the same names in the message. A
-    count above :data:`MAX_EDITS` may be too low; such edits must not be converted."""
+    """Count the entries of a device's edits. The fields have the same names in the message and the
+    class. A count above :data:`MAX_EDITS` may be incomplete: such edits must not be converted."""
     rdt = edits.intel_rdt
     count = (
         len(edits.env)
@@ -112,7 +112,8 @@ def entries_of(edits: pb.Edits | Edits) -> int:
         + (len(rdt.schemata) if rdt is not None else 0)
     )
     if count > MAX_EDITS:
-        return count  # each access to a message allocates a thousand bytes, and there may be many
+        # Stop here: each access to a message allocates a thousand bytes, and there may be many.
+        return count
     return (
         count
         + sum(len(mount.options) for mount in edits.mounts)
@@ -124,11 +125,12 @@ def entries_of(edits: pb.Edits | Edits) -> int:
 
 
 def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevice:
-    """Convert the result for a device. Raises ValueError with the problem if the API would refuse
-    it."""
+    """Convert the result for a device. Raises ValueError with the problem if the API would not
+    accept it."""
     if message is None:
         return PreparedDevice(edits=edits)
-    # Count first: each access to a message allocates a thousand bytes, and there may be many.
+    # Count before converting: each access to a message allocates a thousand bytes, and there may be
+    # many.
     for name, given, limit in (
         ("conditions", message.conditions, MAX_CONDITIONS),
         ("network_data.ips", message.network_data.ips, MAX_IPS),
@@ -157,24 +159,24 @@ _LISTED = frozenset(
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
 MAX_EARLY = 1024
-"""Maximum number of unlisted devices whose health is kept. The oldest are forgotten first."""
+"""Maximum number of unlisted devices whose health to keep. The oldest are forgotten first."""
 
 MAX_NAME = 63
 
 MAX_ATTRIBUTE_NAME = 256
-"""Maximum size of an attribute's name. The check refuses longer names."""
+"""Maximum size of an attribute name. Validation rejects longer names anyway."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 ReportT = TypeVar("ReportT")
 
 
 class InventoryReader:
-    """Builds the inventories of one connection, a few devices per turn of the event loop."""
+    """Builds the inventories of one connection, a few devices per event loop iteration."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """Devices, keyed by a digest of their bytes, because the bytes would take several times as
-        much memory."""
+        """The devices, keyed by a digest of their bytes. The bytes themselves would take several
+        times as much memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
@@ -249,7 +251,7 @@ class _Collection(Generic[ThingT]):
         of: type[ThingT],
         refuse: Callable[[bytes, type[Message], GarbageError], None],
     ) -> None:
-        """Create a collection. `refuse` receives the bytes of an unusable member, and the
+        """Create a collection. `refuse` is called with the bytes of an unusable member and the
         reason."""
         self._plural = plural
         self._before = before
@@ -308,12 +310,12 @@ class EarlyHealth:
     """
     The health of devices that are not listed yet.
 
-    The order of messages on a backend's two streams is not defined, and devices of pools that no
-    node owns are never listed. The number of kept devices is limited.
+    Messages on a backend's two streams can arrive in any order, and devices in pools that no node
+    owns are never listed. The number of kept devices is limited.
     """
 
     def __init__(self) -> None:
-        # Plain tuples are faster to create, and each change may create thousands of them.
+        # Use plain tuples, which are faster to create: each change may create thousands of them.
         self._listed: set[tuple[str, str]] = set()
         self._health: dict[DeviceKey, Health] = {}
 
@@ -335,5 +337,5 @@ class EarlyHealth:
         return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}
 
     def unlisted(self) -> Mapping[DeviceKey, Health]:
-        """Return the health of unlisted devices that can belong to a pool that no node owns."""
+        """Return the health of unlisted devices that may belong to a pool that no node owns."""
         return {key: health for key, health in self._health.items() if key.pool}

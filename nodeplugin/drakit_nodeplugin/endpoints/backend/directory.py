@@ -1,11 +1,11 @@
 """
-The directories of backends: the sockets in them, and the socket that serves each driver.
+Watches the backend directories: finds the sockets in them, and the socket that serves each driver.
 
-Each entry of the configuration has a separate directory, which only its backend's pod mounts. A
-backend registers by creating its socket there. The node plugin asks each new socket for its
-driver's name, and refuses it if the name differs from that of the entry. Therefore, no backend can
-take the name of another backend, or reach its socket. If several sockets of a directory report the
-name, as during an update, the first one keeps it for its lifetime. The files belong to the
+Each entry in the configuration has a separate directory, which only its backend's pod mounts. A
+backend registers by creating its socket there. The node plugin queries each new socket for its
+driver name, and refuses the socket if the name is not the one in the entry. Therefore, no backend
+can take the name of another backend, or reach its socket. If several sockets in a directory report
+the name, as during an update, the first one keeps it for its lifetime. The files belong to the
 backends: the node plugin creates directories, but never removes one, because a pod may still mount
 it. :mod:`.connection` connects to a backend and calls it.
 
@@ -63,31 +63,32 @@ logger = logging.getLogger(__name__)
 SERVICE = "drakit.backend.v1.Backend"
 SUFFIX = ".sock"
 MAX_ENTRIES = 1000
-"""Maximum number of files in a directory that a scan reads. A backend owns them, and may create any
-number."""
+"""Maximum number of directory entries to read. The backend owns the directory, and can create any
+number of files in it."""
 
 MAX_SOCKETS = 8
-"""Maximum number of sockets in a directory. During an update, there are two. Known sockets take
-precedence over new ones."""
+"""Maximum number of sockets to use in a directory. During an update, there are two. Known sockets
+take precedence over new ones."""
 
 SCAN_SECONDS = 1.0
 UNLISTED_SECONDS = 10.0
-"""Time between two searches for backends without an entry. Each search connects to them."""
+"""Time between two searches for backends without an entry. Each search connects to their
+sockets."""
 
 AGAIN_SECONDS = (1.0, 60.0)
-"""Initial and maximum delay before a socket that failed, or was refused, is asked again."""
+"""Initial and maximum delay before a socket that failed, or was refused, is queried again."""
 
 CONCURRENCY = 64
-"""Maximum number of sockets that are asked for their name at the same time. Even if every socket in
-64 full directories hangs for :data:`INFO_SECONDS`, each is asked within the maximum delay, so other
-sockets need not wait."""
+"""Maximum number of sockets to query at the same time. Even if every socket in 64 full directories
+hangs for :data:`INFO_SECONDS`, each is queried within the maximum delay, so the other sockets are
+not held up."""
 
 REPORTED_FAILURES = 3
-"""Number of consecutive failures before they are reported. A socket exists before its backend
-listens on it and sets its permissions, so a few failures are normal."""
+"""Number of consecutive failures of a socket before they are reported. A socket exists before its
+backend listens on it and sets its permissions, so a few failures are normal."""
 
 HANDOVER_SECONDS = 30.0
-"""How long a second backend may have the same name before that is reported. An update may start the
+"""How long a second backend can have the same name before this is reported. An update may start the
 new backend first."""
 
 INFO_SECONDS = 5.0
@@ -104,15 +105,17 @@ _PERMISSIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSocket:
-    """A file that should be a socket. A new file at the same path is treated as another socket."""
+    """A file that should be a socket. A new file at the same path is treated as a different
+    socket."""
 
     path: Path
     file: SocketFile
     rights: Rights
-    """The permissions from its directory's entry."""
+    """The permissions from the directory's entry."""
 
     def open(self) -> OpenSocket:
-        """Open the socket. Raises OSError, including when another file is at its path. Blocks."""
+        """Open the socket. Raises OSError, including if there is now a different file at its path.
+        Blocks."""
         opened = open_socket(self.path)
         if opened.file != self.file:
             opened.close()
@@ -122,7 +125,7 @@ class BackendSocket:
 
 def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
     """
-    Return the sockets of a directory, keyed by name. Create the directory if it is missing. Raises
+    Return the sockets in a directory, keyed by name. Create the directory if it is missing. Raises
     OSError. Blocks.
 
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
@@ -131,9 +134,9 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
         with open_directory(directory) as descriptor:
             return _sockets_in(descriptor, known=known)
     except FileNotFoundError:
-        # A backend that does not run as root changes the owner in an init container. The node
-        # plugin does not have capabilities, so it can read the directory only with the permissions
-        # for "others".
+        # If a backend does not run as root, its init container changes the owner of the directory.
+        # The node plugin, which has no capabilities, can then read the directory only with the
+        # permissions for "others".
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         return {}
 
@@ -145,11 +148,12 @@ def _sockets_in(directory: int, *, known: Collection[str]) -> Mapping[str, Socke
             for entry in islice(entries, MAX_ENTRIES)
             if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")
         ]
-    # Directories are unordered, and a new file must not displace a known one.
+    # List known names first, because directories are unordered, and a new file must not displace a
+    # known one.
     names = [*known, *(name for name in names if name not in known)]
     found: dict[str, SocketFile] = {}
     for name in names:
-        with suppress(FileNotFoundError):  # removed in the meantime
+        with suppress(FileNotFoundError):  # the file was removed in the meantime
             found[name] = socket_file(os.stat(name, dir_fd=directory, follow_symlinks=False))
         if len(found) > MAX_SOCKETS:
             break
@@ -157,12 +161,12 @@ def _sockets_in(directory: int, *, known: Collection[str]) -> Mapping[str, Socke
 
 
 _Key = tuple[str, str]
-"""The name of an entry, and of a file in its directory."""
+"""The name of an entry, and the name of a file in its directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scanned:
-    """The state of all directories."""
+    """The result of scanning all directories."""
 
     sockets: Mapping[_Key, SocketFile]
     problems: Mapping[str, str]
@@ -194,7 +198,7 @@ def _scan_all(parent: Path, entries: Collection[str], *, known: Collection[_Key]
 
 
 def _unlisted(parent: Path, entries: Collection[str]) -> set[str]:
-    """Return the directories that have no entry but in which a backend listens. Blocks."""
+    """Return the directories without an entry in which a backend is listening. Blocks."""
     found: set[str] = set()
     with suppress(OSError), os.scandir(parent) as directories:
         for each in islice(directories, MAX_ENTRIES):
@@ -229,13 +233,13 @@ class _Candidate:
     def __init__(self, socket: BackendSocket) -> None:
         self.socket = socket
         self.driver: str | None = None
-        """The driver that it serves. None if unknown or refused."""
+        """The driver that the socket serves. None if unknown or refused."""
         self.wanted: str | None = None
-        """The name that it reports, while another socket has that name."""
+        """The driver name that the socket reports, while another socket has that name."""
         self.waits_since: float | None = None
-        """The time at which it first reported that name, on the loop's clock."""
+        """The time at which the socket first reported that name (loop clock)."""
         self.note: str | None = None
-        """The last reported problem. None after success."""
+        """The problem that was last reported. None after success."""
         self.task: asyncio.Task[None] | None = None
         self.due_at = 0.0
         self.backoff = Backoff(*AGAIN_SECONDS, jitter=0)
@@ -246,7 +250,7 @@ class _Candidate:
 
 
 class BackendDirectory:
-    """Watches the directories of all entries, in one event loop."""
+    """Watches the directory of every ``backends.allowed`` entry, in one event loop."""
 
     def __init__(
         self,
@@ -259,14 +263,14 @@ class BackendDirectory:
         devices: HostDeviceNodes,
     ) -> None:
         """
-        Create the watch. `path` contains a directory for each entry of `allowed`; nothing is read
-        yet. `node` is described to the backends. `taken` returns the reason why a backend cannot
-        have a name, or None. `report` notifies users. `devices` is the host's ``/dev``.
+        Create the watch, without reading anything yet. `path` contains a directory for each entry
+        of `allowed`. `node` is described to the backends. `taken` returns the reason why a backend
+        cannot have a name, or None. `report` notifies users. `devices` is the host's ``/dev``.
         """
         self.path = path
         self.node = node
         self.version = ""
-        """The version of drakit. Set before the first socket is known."""
+        """The drakit version. Set before the first socket is found."""
         self._taken = taken
         self._report = report
         self._drivers = {entry: each.driver for entry, each in allowed.items()}
@@ -287,9 +291,9 @@ class BackendDirectory:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problems: Mapping[str, str] = {}
-        """The last reported problem of each directory, keyed by entry."""
+        """The problem last reported for each directory, keyed by entry."""
         self._without_entry: set[str] = set()
-        """The directories of the backends without an entry that were already reported."""
+        """The directories of backends without an entry that have already been reported."""
         self._search_at = 0.0
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
@@ -297,7 +301,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ queries
 
     def place(self, driver: str) -> str:
-        """Return the place where a driver's backend registers, as the end of a sentence."""
+        """Return where a driver's backend registers, as the end of a sentence."""
         entry = self._entries.get(driver)
         if entry is None:
             return (
@@ -307,7 +311,8 @@ class BackendDirectory:
         return f"no backend has registered in {shown(self.path / entry)} yet"
 
     def policies(self, driver: str) -> PolicyResource | None:
-        """Return the resource of a driver's policies, or None if its entry has no policies."""
+        """Return the custom resource for a driver's policies, or None if its entry does not have
+        policies."""
         return self._policies.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
@@ -317,7 +322,8 @@ class BackendDirectory:
 
     def has_successor(self, socket: BackendSocket) -> bool:
         """Return whether another backend of the entry serves its driver, is waiting to do so, or is
-        being asked. During such an update, `socket` is the previous one."""
+        being queried. If so, there is an update in progress, and `socket` belongs to the previous
+        backend."""
         entry = socket.path.parent.name
         return any(
             each.driver or each.wanted or each.task
@@ -326,14 +332,14 @@ class BackendDirectory:
         )
 
     async def wait(self, driver: str, *, other_than: BackendSocket | None = None) -> BackendSocket:
-        """Wait for a socket of a driver, except for the given one."""
+        """Wait for a socket of a driver, other than the given one."""
         while (socket := self.socket(driver)) is None or socket == other_than:
             await self._news.wait()
         return socket
 
     async def at_start(self, driver: str) -> BackendSocket | None:
         """Return a driver's socket as soon as it is known, or None once every socket has been
-        asked. Works before :meth:`run`."""
+        queried. Can be called before :meth:`run`."""
         if not self.version:
             await self._scan()
         while (socket := self.socket(driver)) is None and self._tasks:
@@ -341,8 +347,8 @@ class BackendDirectory:
         return socket
 
     def lost(self, socket: BackendSocket) -> None:
-        """Record that a connection to a socket has ended. The socket is asked again. If it does not
-        respond, another socket may get its name."""
+        """Record that a connection to a socket has ended. The socket is queried again. If it does
+        not respond, another socket can get its name."""
         candidate = self._candidates.get((socket.path.parent.name, socket.path.name))
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
@@ -350,15 +356,16 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """Record that a driver is no longer hosted. It appears again when its backend appears."""
+        """Record that a driver is no longer hosted. It is reported again when its backend
+        appears."""
         self._appeared.discard(driver)
         self._hurry.set()
 
     # ------------------------------------------------------------ watching
 
     async def run(self, appeared: Callable[[str], None]) -> None:
-        """Watch until canceled. `appeared` receives the name of each driver once, when its backend
-        first appears."""
+        """Watch until canceled. `appeared` is called once with each driver name, when the driver's
+        backend first appears."""
         try:
             while True:
                 self._hurry.clear()
@@ -377,7 +384,7 @@ class BackendDirectory:
                 await asyncio.wait({*self._tasks})
 
     async def _scan(self) -> None:
-        """Scan the directories, and ask the sockets that are due."""
+        """Scan the directories, and query the sockets that are due."""
         async with self._scanning:
             known = {*self._candidates}
             scanned = await asyncio.to_thread(_scan_all, self.path, self._drivers, known=known)
@@ -396,7 +403,7 @@ class BackendDirectory:
                 candidate.task.add_done_callback(self._tasks.discard)
 
     def _report_problems(self, problems: Mapping[str, str]) -> None:
-        """Report new problems of directories."""
+        """Report new problems with directories."""
         before, self._problems = self._problems, problems
         for entry, problem in problems.items():
             if before.get(entry) != problem:
@@ -431,7 +438,7 @@ class BackendDirectory:
             )
             candidate = self._candidates[key] = _Candidate(socket)
             if before is not None:
-                # These fields belong to the path, not to the file.
+                # Keep these fields, which belong to the path rather than to the file.
                 candidate.note, candidate.waits_since = before.note, before.waits_since
                 self._drop(before)
 
@@ -441,7 +448,7 @@ class BackendDirectory:
             candidate.task.cancel()
 
     def _release(self, candidate: _Candidate) -> None:
-        """Release the name of a candidate to the next candidate that wants it."""
+        """Give the name of a candidate to the next candidate that wants it."""
         name, candidate.driver = candidate.driver, None
         if name is None:
             return
@@ -454,7 +461,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ one socket
 
     async def _ask(self, candidate: _Candidate) -> None:
-        """Ask a socket for its driver."""
+        """Query a socket for its driver name."""
         path = candidate.socket.path
         reason: NodeReason = "BackendRefused"
         note: str | None = None
@@ -483,7 +490,7 @@ class BackendDirectory:
             self._report(Diagnostic(reason=reason, note=note, source=driver))
 
     async def _name_of(self, socket: BackendSocket) -> str:
-        """Return the driver of a socket, after checking that it is the driver of its entry."""
+        """Return the driver name of a socket, after checking that it is the driver in its entry."""
         if not socket.file.is_socket:
             raise _RefusedError("the file is not a socket; remove or rename it")
         if problem := socket.rights.owner_problem(socket.file):
@@ -491,7 +498,7 @@ class BackendDirectory:
         try:
             opened = await asyncio.to_thread(socket.open)
         except OSError:
-            # The next scan finds the current file.
+            # Don't report this, because the next scan finds the current file.
             raise _RefusedError("it was replaced or removed", is_reported=False) from None
         client = Client(opened, SERVICE)
         try:
@@ -523,7 +530,7 @@ class BackendDirectory:
         return name
 
     def _foreign(self, name: str, entry: str) -> str:
-        """Return the reason why a name cannot be announced in the directory of an entry."""
+        """Return the reason why a driver name cannot be announced in the directory of an entry."""
         text = (
             f"it reports the name {name}, but only {self._drivers[entry]} can register in the "
             f"directory of backends.allowed.{entry}"
@@ -556,7 +563,7 @@ class BackendDirectory:
 
 
 async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoResponse:
-    """Describe the node to a backend, and return the backend's description of itself, unchecked.
+    """Describe the node to a backend, and return the backend's unchecked description of itself.
     Raises :class:`.CallFailedError`."""
     request = pb.GetInfoRequest(node_name=node.name, plugin_version=version)
     if (labels := node.labels) is not None:
@@ -572,7 +579,8 @@ async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoRes
 
 
 def policies_of(info: pb.GetInfoResponse) -> PolicyResource | None:
-    """Return the resource of a backend's policies, or None if it reports none."""
+    """Return the custom resource for a backend's policies, or None if the backend does not report
+    one."""
     if not info.HasField("policies"):
         return None
     given = info.policies
@@ -587,7 +595,7 @@ def _resource_text(resource: PolicyResource | None) -> str:
 
 async def unreachable(path: str) -> str | None:
     """Return the reason why a connection to a socket fails, as the end of a sentence, or None if it
-    works. The errors of gRPC are not sufficient to name a remedy."""
+    works. gRPC errors do not contain enough information to name a remedy."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:
