@@ -1,14 +1,14 @@
 """
-Paths from vendors' processes: device nodes of the host, directories and sockets.
+Handles paths from vendor processes: host device nodes, directories and sockets.
 
-For the kubelet, a runtime follows a symbolic link to a device node, and adds all device nodes of a
-directory. A CDI spec allows neither. Therefore, this module looks up both in the host's ``/dev``,
-as this process sees it. A path that is not visible here remains unchanged, and the runtime reports
-problems with it.
+When the kubelet passes device paths to a runtime, the runtime follows symbolic links to device
+nodes, and adds all device nodes in a directory. A CDI spec allows neither. Therefore, this module
+resolves both in the host's ``/dev``, as this process sees it. A path that is not visible here
+remains unchanged, and the runtime reports problems with it.
 
-A vendor's process owns the content of its directory: it can replace a socket with a link, or rename
-it, at any time. Therefore, a socket is opened only once, without following links, and all checks
-and connections use the open file.
+A vendor process owns the content of its directory: it can replace a socket with a symbolic link, or
+rename it, at any time. Therefore, a socket is opened only once, without following links, and all
+checks and connections use the open file.
 
 The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is not a directory.
 All other functions block.
@@ -27,14 +27,14 @@ from typing import Literal, NamedTuple
 
 DEVICES = "/dev"
 MOUNTED = Path("/host/dev")
-"""The mount point of the host's ``/dev`` in the chart."""
+"""Where the chart mounts the host's ``/dev``."""
 
 MAX_LINKS = 40
 """Maximum length of a chain of symbolic links, as in Linux."""
 
 MAX_ENTRIES = 1024
-"""Maximum number of entries that are read in a directory and its subdirectories, which may also
-contain other files."""
+"""Maximum number of entries to read in a directory and its subdirectories, which may also contain
+other files."""
 
 MAX_NODES = 256
 """Maximum number of device nodes in a directory. A larger number must be a mistake."""
@@ -48,7 +48,7 @@ class DirectoryError(Exception):
 
 
 class TooManyNodesError(Exception):
-    """A directory has more device nodes than a container may get."""
+    """A directory has more device nodes than a container can get."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -62,10 +62,10 @@ class HostNode:
     """A path in the host's ``/dev``."""
 
     path: str
-    """The path without symbolic links."""
+    """The path with symbolic links resolved."""
 
     device: tuple[Literal["b", "c"], int, int] | None = None
-    """Type, major and minor number. None if no device node is visible at the path."""
+    """The type, major number and minor number. None if no device node is visible at the path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,13 +80,14 @@ class HostDeviceNodes:
 
     @classmethod
     def found(cls) -> HostDeviceNodes:
-        """Return the host's ``/dev``. In a pod, it is mounted in addition to the pod's own."""
+        """Return the host's ``/dev``. In a pod, it is mounted in addition to the pod's own
+        ``/dev``."""
         return cls(root=MOUNTED if MOUNTED.is_dir() else Path(DEVICES))
 
     def nodes(self, path: str) -> list[tuple[str, str]]:
         """
-        Return the device nodes of a path on the host. Each has its path relative to the given path
-        (empty for the given path itself), and its own path without symbolic links.
+        Return the device nodes at or below a host path. For each, return its path relative to the
+        given path (empty for the given path itself), and its own path with symbolic links resolved.
 
         Raises :class:`TooManyNodesError`, :class:`DirectoryError`.
         """
@@ -94,7 +95,7 @@ class HostDeviceNodes:
             real = self._real(path)
             if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
                 return [("", real)]
-        except (OSError, ValueError):  # too long, or contains a null byte
+        except (OSError, ValueError):  # the path is too long, or contains a null byte
             return [("", path)]
         if not self.walk:
             raise DirectoryError(path)
@@ -107,7 +108,7 @@ class HostDeviceNodes:
         return sorted(found) or [("", real)]
 
     def node(self, path: str) -> HostNode:
-        """Return the target of a path's symbolic links, and its device."""
+        """Return the target of a path, with symbolic links resolved, and its device."""
         real = path
         try:
             real = self._real(path)
@@ -120,7 +121,8 @@ class HostDeviceNodes:
         return HostNode(path=real, device=(type_, os.major(number), os.minor(number)))
 
     def _status(self, path: str) -> tuple[int, int]:
-        """Return mode and device number of a path. Both are zero for a path outside ``/dev``."""
+        """Return the mode and device number of a path. Both are zero for a path outside
+        ``/dev``."""
         if not path.startswith(f"{DEVICES}/"):
             return 0, 0
         status = os.lstat(self._seen(path))
@@ -140,7 +142,8 @@ class HostDeviceNodes:
             try:
                 target = self._link(at)
             except FileNotFoundError:
-                return posixpath.normpath(posixpath.join(at, *todo))  # nothing is below it
+                # Nothing can be below this path.
+                return posixpath.normpath(posixpath.join(at, *todo))
             if target is None:
                 done = at
                 continue
@@ -183,10 +186,10 @@ class HostDeviceNodes:
 
 class SocketFile(NamedTuple):
     """
-    Distinguishes a file from another one at the same path.
+    Identifies a file, to distinguish it from another file at the same path.
 
-    The file system may reuse an inode immediately. However, a rename, a link or a change of the
-    owner updates the change time.
+    The file system may reuse an inode immediately. However, renaming or linking a file, or changing
+    its owner, updates its change time.
     """
 
     device: int
@@ -210,8 +213,8 @@ def socket_file(found: os.stat_result) -> SocketFile:
 
 
 class OpenSocket:
-    """A socket's file, held open. It is closed with its last reference at the latest, so that a
-    canceled call does not leak a file descriptor."""
+    """An open descriptor for a socket file. The descriptor is closed when the last reference to
+    this object is dropped, if not earlier, so a canceled call does not leak it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -223,7 +226,7 @@ class OpenSocket:
         return path_of(self._descriptor)
 
     def close(self) -> None:
-        """Close the file. Its path must no longer be used."""
+        """Close the descriptor. `path` must not be used after that."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

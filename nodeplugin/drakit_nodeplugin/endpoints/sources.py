@@ -1,10 +1,10 @@
 """
-Sources of devices in the node plugin: where an endpoint comes from, and the diagnostics that it
-reports, which become Events of the Node.
+Device sources in the node plugin: where an endpoint comes from, and the diagnostics that it
+reports, which become Events about the Node.
 
 A plugin or driver that keeps failing, or uses many names, must not flood the log or the API server.
-Therefore, :class:`Diagnostics` reports a sentence at most once a minute or once a day, and limits
-the total rate.
+Therefore, :class:`Diagnostics` reports the same message at most once a minute or once a day, and
+limits the total rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostContext(EndpointContext):
-    """The parameters that the node plugin gives an endpoint."""
+    """The parameters that the node plugin passes to an endpoint."""
 
     report: Callable[[Diagnostic], None]
     """Reports a diagnostic. Returns immediately."""
@@ -47,17 +47,17 @@ class DriverSource(Protocol):
 
     @property
     def traits(self) -> DriverTraits:
-        """The calls that the driver needs. Also available while it is stopped."""
+        """The driver traits. Also available while the driver is stopped."""
         ...
 
     @property
     def expected(self) -> Collection[str]:
-        """The endpoints that are expected from the start. Others may appear."""
+        """The names of the endpoints that are expected at startup. Others may appear."""
         ...
 
     @property
     def foreign(self) -> bool:
-        """Whether its devices come from other processes. If so, the node plugin becomes ready
+        """Whether the devices come from other processes. If so, the node plugin becomes ready
         without them, because it cannot start those processes."""
         ...
 
@@ -72,8 +72,8 @@ class DriverSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """A problem with an endpoint that users must know about. It becomes a log line and an Event of
-    the Node, and is counted by its reason."""
+    """A problem with an endpoint that users must know about. It becomes a log line and an Event
+    about the Node, and is counted by its reason."""
 
     reason: NodeReason
     """The reason of the Event."""
@@ -88,14 +88,13 @@ class Diagnostic:
 
 
 REPEAT_SECONDS = 60.0
-"""Minimum time between two reports of the same sentence."""
+"""Minimum time between two reports of the same message."""
 
 ONCE_SECONDS = 86_400.0
 """Minimum time between two reports of a condition that lasts until the plugin changes."""
 
 MAX_REMEMBERED = 256
-"""Maximum number of different sentences that are remembered. The oldest sentence is forgotten
-first."""
+"""Maximum number of different messages to remember. The oldest are forgotten first."""
 
 BURST = 50.0
 SECONDS_EACH = 5.0
@@ -110,12 +109,12 @@ class Diagnostics:
         self._report = report
         self._source = source
         self._quiet_until: dict[Diagnostic, float] = {}
-        """The time until which a diagnostic is not repeated, on the loop's clock."""
+        """The time until which each diagnostic must not be repeated (loop clock)."""
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
         self._dropping = False
 
     def report(self, reason: NodeReason, note: str, *, once: bool = False) -> None:
-        """Report a sentence, unless it was reported recently."""
+        """Report a message, unless it was reported recently."""
         now = asyncio.get_running_loop().time()
         diagnostic = Diagnostic(reason=reason, note=note, source=self._source)
         if now < self._quiet_until.get(diagnostic, -math.inf) or not self._within_limit():

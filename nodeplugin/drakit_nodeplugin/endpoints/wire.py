@@ -1,6 +1,6 @@
 """
-The sockets of other processes, which may be hostile: calls whose errors are sentences, and messages
-with limits for size, rate, number of fields and loop time.
+Calls to other processes, which may be hostile: errors have messages for users, and received
+messages are limited in size, rate, number of fields and loop time.
 
 A :class:`Client` keeps messages as bytes, because their fields are counted before parsing. Its
 error messages do not contain numbers that vary, so that the same cause results in the same message.
@@ -29,36 +29,37 @@ from drakit_driver.runtime.failures import MAX_TEXT, printable
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""The default limit of gRPC, for servers in any language."""
+"""Maximum size of a message. This is gRPC's default limit, for servers in any language."""
 
 MESSAGES_PER_SECOND = 100.0
 MESSAGES_AT_ONCE = 200.0
-"""Burst of messages on a stream. A process that sends more does not wait for changes, and even
-receiving its messages takes up the event loop's time."""
+"""Maximum burst of messages on a stream. A process that sends more does not wait for changes, and
+even receiving its messages takes up event loop time."""
 
 BYTES_PER_SECOND = 32 * 1024 * 1024
-"""Maximum rate of bytes from one stream, so that endless large messages take little of the event
-loop's time."""
+"""Maximum data rate of one stream, so that endless large messages take up little event loop
+time."""
 
 MAX_FIELDS = 40_000
-"""Maximum number of fields in a message: twice as many as in the largest list of devices. Counting
-them takes 20 ms."""
+"""Maximum number of fields in a message: twice as many as in the largest device list. Counting them
+takes 20 ms."""
 
 MIN_FIELD_BYTES = 2
-"""A field has a tag and a value, so a short message need not be counted."""
+"""Minimum size of a field, which has a tag and a value. The fields of a short message need not be
+counted."""
 
 MAX_PART_BYTES = 64 * 1024
-"""Maximum size of a device, counter set or health message: four times the largest that the API
+"""Maximum size of a device, counter set or health message: four times the largest size that the API
 accepts."""
 
 MAX_DETAILS = MAX_TEXT - 100
-"""Maximum length of a status message, so that its sentence is not too long."""
+"""Maximum length of a status message, so that the error with it is not too long."""
 
 MAX_QUOTED = 100
 """Maximum length of a name in an error."""
 
 TURN_SECONDS = 0.001
-"""How long one task works before it lets others run."""
+"""How long a task works before it lets other tasks run."""
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
@@ -94,7 +95,7 @@ class CallFailedError(Exception):
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether the connection may have ended."""
+        """Whether the call may have failed because the connection has ended."""
         return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -131,10 +132,10 @@ class Client:
 
     async def stream(self, method: str, *, skips: bool = True) -> AsyncGenerator[bytes]:
         """
-        Call a method without parameters, and yield its messages until it ends.
+        Call a method without parameters, and yield messages until the stream ends.
 
         Raises :class:`CallFailedError`, and :class:`GarbageError` for a flood of messages. If
-        `skips` is false, no message may be skipped, so a flood is received slowly.
+        `skips` is false, no message may be skipped, so reads are throttled during a flood.
         """
         limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
         stream_of: _Stream = self._channel.unary_stream(f"/{self._service}/{method}")
@@ -161,7 +162,8 @@ class Client:
 
 
 def _failed(error: BaseException, method: str) -> CallFailedError:
-    """Return the error of a call. If our own task was canceled, raise the cancellation instead."""
+    """Return the error of a call. If the current task was canceled, raise the cancellation
+    instead."""
     if not isinstance(error, grpc.aio.AioRpcError):
         # If the other side canceled a call, or the channel was closed, gRPC raises CancelledError.
         # For a call that begins after that, it raises UsageError.
@@ -215,7 +217,7 @@ def parts(
     flags: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Yield the messages and strings in the fields with these numbers, each with its number.
+    Yield the messages and strings in the fields with these numbers, each with its field number.
 
     Of the booleans in `flags`, only those that are true are yielded, with empty bytes. Other
     fields, such as those of a later version, are skipped. Raises :class:`GarbageError`, including
@@ -293,7 +295,7 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and the index after it."""
+    """Return the number at an index, and the index after it."""
     value = shift = 0
     for byte in raw[at : at + _VARINT_BYTES]:
         at += 1
@@ -329,7 +331,8 @@ class Turns:
 
     @property
     def worked_seconds(self) -> float:
-        """The time in all turns, including the current one but not the time of other tasks."""
+        """The time spent in all turns, including the current one, but not the time of other
+        tasks."""
         return self._worked_seconds + self._loop.time() - self._began_at
 
     async def give_way(self) -> None:
@@ -345,9 +348,9 @@ async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
     Wait for the end of a call, even if its caller no longer needs the response.
 
-    A canceled call ends here immediately, but its handler may continue. It could then prepare a
-    device that the next call has already found unprepared. Therefore, the call is not canceled. Its
-    deadline limits its duration.
+    Canceling a call would end it here immediately, but its handler might continue. It could then
+    prepare a device that the next call has already found unprepared. Therefore, the call is not
+    canceled. Its deadline limits its duration.
     """
     task = asyncio.create_task(calling)
     try:
@@ -356,6 +359,6 @@ async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
         try:
             with suppress(CallFailedError):
                 await asyncio.shield(task)
-        except asyncio.CancelledError:  # this is a second cancellation, because the loop is ending
+        except asyncio.CancelledError:  # a second cancellation means that the loop is ending
             task.cancel()
         raise

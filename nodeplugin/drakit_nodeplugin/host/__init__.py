@@ -1,1 +1,1 @@
-"""The hosted drivers of the process, and the maintenance of their claims."""
+"""The drivers that the process hosts, and the maintenance of their claims."""

@@ -4,10 +4,10 @@ the maintenance of its claims between the kubelet's calls.
 
 The object is created after the lock is taken, and closed before the lock is released. An instance
 that becomes active again creates a new object, which starts from the checkpoint as after a restart.
-The start order is checkpoint, CDI files, driver. Nothing waits for the API server. A driver with
-policies starts only once it is known which devices claims hold, but calls do not wait for that. The
-endpoint reports to the device manager, which never calls the endpoint. The manager notifies the
-publisher. Problems are reported in the log, in Events of the Node, and in metrics.
+The start order is checkpoint, CDI files, driver. No step waits for the API server. A driver with
+policies lists its devices only once it is known which devices claims hold, but calls do not wait
+for that. The endpoint reports to the device manager, which never calls the endpoint. The manager
+notifies the publisher. Problems are reported in the log, in Events of the Node, and in metrics.
 
 :mod:`.driver` decides when a driver is active.
 """
@@ -57,7 +57,7 @@ from drakit_nodeplugin.state.podresources import PodResourcesError
 
 logger = logging.getLogger(__name__)
 
-# ---------------------------------------------------------------- maintenance of claims
+# ---------------------------------------------------------------- claim maintenance
 
 
 class Maintenance:
@@ -115,17 +115,18 @@ class Maintenance:
 
     @property
     def damaged(self) -> bool:
-        """Whether entries were lost since the start."""
+        """Whether checkpoint entries have been lost since startup."""
         return self._rebuilder.damaged
 
     async def begin(self) -> None:
-        """Remove half-written files, and restore lost and outdated files, before the driver is
-        served."""
+        """Remove partially written files, and restore lost and outdated files. Called before the
+        driver is served."""
         for step in (self._restorer.clean, partial(self._restorer.restore, compare=True)):
             try:
                 await step()
             except (OSError, CheckpointError) as error:
-                # Continue, because claims can still be unprepared, and the repair is retried.
+                # Continue in spite of the error, because claims can still be unprepared, and the
+                # repair is retried.
                 logger.error(
                     "CDI files cannot be repaired",
                     extra={"driver": self._parts.driver, "error": str(error)},
@@ -146,8 +147,8 @@ class Maintenance:
         }
 
     async def until_damaged(self) -> None:
-        """Wait until the checkpoint is found to be damaged. The driver must then restart, because
-        only opening the checkpoint can quarantine it."""
+        """Wait until the checkpoint is found to be damaged. The driver must then restart, because a
+        damaged checkpoint is quarantined only when it is opened."""
         checkpoint = self._parts.checkpoint
         await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
 
@@ -186,7 +187,7 @@ class Maintenance:
 
 
 class ActiveDriver:
-    """An active driver, and all its parts."""
+    """An active driver, with all its parts."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class ActiveDriver:
         events: NodeEvents,
         registration: Registration,
     ) -> None:
-        """Create the parts."""
+        """Create the parts of the driver."""
         config = environment.config
         self.name = driver.name
         self._where = driver.where
@@ -312,8 +313,8 @@ class ActiveDriver:
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            # Serve the driver anyway, so that each claim gets this error, which is visible to its
-            # user. Once the cause is gone, the next call opens the checkpoint.
+            # Serve the driver anyway, so that users see this error for each claim. Once the cause
+            # is resolved, the next call opens the checkpoint.
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
@@ -338,7 +339,8 @@ class ActiveDriver:
             f"{self.name} endpoint": self._endpoint.run
             if self._endpoint_started
             else self._start_and_run_endpoint,
-            # An administrator may forget a claim whose call is delaying a hand-over.
+            # Run this until the end, because an administrator may forget a claim whose call is
+            # delaying a hand-over.
             f"{self.name} requests": self._maintenance.handle_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
         }
@@ -351,7 +353,7 @@ class ActiveDriver:
 
     async def _start_and_run_endpoint(self) -> None:
         await self._devices.holds_known.wait()
-        with suppress(DriverError):  # `run` retries, and reports it
+        with suppress(DriverError):  # `run` retries, and reports the error
             await self._endpoint.start()
         await self._endpoint.run()
 
@@ -368,8 +370,8 @@ class ActiveDriver:
         await self._endpoint.ended()
 
     async def restore_checkpoint(self) -> None:
-        """Rewrite the checkpoint's file if it was removed."""
-        with suppress(CheckpointError):  # the next activation logs it
+        """Rewrite the checkpoint file if it was removed."""
+        with suppress(CheckpointError):  # the next activation logs the error
             await self._checkpoint.states()
 
     async def idle(self) -> bool:
@@ -417,7 +419,7 @@ class ActiveDriver:
         if self._podresources is not None:
             try:
                 listed = (await self._podresources.claims()).devices
-            except PodResourcesError:  # the client has logged it
+            except PodResourcesError:  # the client has logged the error
                 listed = ()
             self._metrics.set_pod_devices(each for each in listed if each.driver == self.name)
         try:
@@ -425,7 +427,7 @@ class ActiveDriver:
             self._metrics.set_claims(states)
             self._metrics.set(claims_stuck=len(await self._report.stuck(states)))
         except CheckpointError:
-            return  # the gauge checkpoint_unusable shows it
+            return  # the gauge checkpoint_unusable shows the problem
 
     def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
         logger.warning(

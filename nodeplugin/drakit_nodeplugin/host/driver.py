@@ -3,9 +3,9 @@ One hosted driver in one instance of the plugin: the servers that the kubelet ca
 driver while this instance has the lock.
 
 The sockets are created first, within a second of the start. If no other instance has the lock, the
-driver becomes active during the start. Otherwise, this instance requests the **hand-over**.
-Meanwhile, the kubelet's calls wait, and the pod is not ready. The other instance makes new calls
-wait, finishes the calls in flight, however long they take, and closes the driver and the
+driver becomes active during the start. Otherwise, this instance requests the **hand-over**. Until
+it is complete, the kubelet's calls wait, and the pod is not ready. The other instance makes new
+calls wait, finishes the calls in flight, however long they take, and closes the driver and the
 checkpoint. It releases the lock once no part of the driver is running. It remains ready, and
 becomes active again if this instance ends.
 
@@ -45,12 +45,12 @@ from drakit_nodeplugin.state.lock import DriverLock
 logger = logging.getLogger(__name__)
 
 UNREGISTERED_SECONDS = 10.0
-"""How long a new instance that the kubelet has not registered waits before it requests the driver.
-Until then, calls still go to the other instance."""
+"""How long a new instance that the kubelet has not registered waits before it requests the
+hand-over. Until it is registered, calls still go to the other instance."""
 
 HAND_OVER_SECONDS = CALL_SECONDS + 30.0
 """How long a hand-over waits for calls in flight before it cancels them. If the driver still does
-not end, the process must restart, because nothing else can end a thread, and the other instance is
+not end, the process must restart, because a thread cannot be killed, and the other instance is
 waiting for the lock."""
 
 ENDED_SECONDS = 0.1
@@ -91,10 +91,10 @@ class HostedDriver:
         environment.metrics.for_driver(driver.name)
         self._active: ActiveDriver | None = None
         self._failure: str | None = None
-        """The error that ended the driver. None once it is active again."""
+        """The error that ended the driver. None once the driver is active again."""
         self._backoff = Backoff(*RESTART_SECONDS)
         self._has_ended = True
-        """Whether no part of a closed driver is running."""
+        """Whether no part of a closed driver is still running."""
         self._stuck: str | None = None
         """The reason why a hand-over cannot end without a restart of the process."""
 
@@ -135,9 +135,9 @@ class HostedDriver:
             await self._lock.release()
 
     async def stop_serving(self) -> None:
-        """Serve calls until none is in flight, or until the drain timeout. Then refuse calls.
-        :meth:`stop` stops the rest."""
-        # If a call that arrives now were refused, it would fail, and its pod would start late.
+        """Serve calls until none is in flight, or until the drain timeout. After that, refuse
+        calls. :meth:`stop` stops everything else."""
+        # Keep serving new calls: a call that is refused fails, which delays the start of its pod.
         active = self._active
         if active is not None and not await active.queue.drain(timeout_seconds=self._drain_seconds):
             self._server.refuse()
@@ -186,8 +186,8 @@ class HostedDriver:
         )
 
     async def _end_failed(self) -> None:
-        """Close the remains of a failed driver. If its thread does not end, raise an error, because
-        then the process must end."""
+        """Close what is left of a failed driver. If its thread does not end, raise an error,
+        because the process must then end."""
         self._server.serve(None)
         if self._active is not None:
             await self._active.queue.cancel()
@@ -239,7 +239,8 @@ class HostedDriver:
                 self._has_ended = True
 
     async def _work(self) -> None:
-        """Run the active driver until another instance requests it, then hand it over."""
+        """Run the active driver until another instance requests the hand-over, and then hand the
+        driver over."""
         active = self._active
         assert active is not None
         facts = {"driver": self.name}
@@ -256,7 +257,7 @@ class HostedDriver:
             message = "driver is not handed over yet: calls are in flight"
             async with _reported(logging.WARNING, message, facts):
                 if not await active.queue.drain(timeout_seconds=HAND_OVER_SECONDS):
-                    await active.queue.cancel()  # the driver does not end a call
+                    await active.queue.cancel()  # cancel the calls that the driver has not ended
             maintenance.cancel()
             parts.cancel()
         await active.close()
@@ -282,13 +283,14 @@ class HostedDriver:
                 "a former active instance requests the driver again; ignoring it for a while",
                 extra={"driver": self.name},
             )
-            # The other instance has registered more recently, but cannot respond.
+            # The kubelet calls the other instance, which has registered more recently but cannot
+            # respond.
             self._server.register_again()
 
     async def _read_numbers(self) -> None:
         """Read the device numbers that this driver's claims hold, so that claims of other drivers
         don't get them. Until the hand-over, the active instance may add numbers that this instance
-        does not know. The risk is small, and a lock would cost more."""
+        does not know. The risk is small, and does not justify the cost of a lock."""
         numbers = self._environment.numbers
         try:
             claims = await asyncio.to_thread(read_device_numbers, self._data / "checkpoint.db")
@@ -331,7 +333,7 @@ class HostedDriver:
 
 @asynccontextmanager
 async def _reported(level: int, message: str, facts: Mapping[str, str]) -> AsyncGenerator[None]:
-    """Log a message periodically while the block runs."""
+    """Log a message periodically while the ``async with`` block is running."""
 
     async def report() -> None:
         while True:
@@ -346,8 +348,8 @@ async def _reported(level: int, message: str, facts: Mapping[str, str]) -> Async
 
 
 def freeze_objects() -> None:
-    """Exclude all existing objects from full garbage collections, because most are permanent. A
-    collection then blocks all calls for a millisecond instead of twenty."""
+    """Exclude all existing objects from full garbage collections, because most of them are
+    permanent. A collection then blocks all calls for one millisecond instead of twenty."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

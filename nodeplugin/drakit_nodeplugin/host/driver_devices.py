@@ -1,9 +1,9 @@
 """
-The devices of one hosted driver: device manager, publisher, and the data that both need.
+The devices of one hosted driver: the device manager, the publisher, and the data that both need.
 
-As Events of the Node, the module reports stopped endpoints, rejected devices, conflicting slice
-names, and fields that the API server drops. If the unprepare of a claim does not end, the hardware
-that the claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a driver.
+The module emits Events about the Node for stopped endpoints, rejected devices, conflicting slice
+names, and fields that the API server drops. If an unprepare does not end, the hardware that its
+claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a driver.
 
 A driver with policies must know which devices claims hold before it lists any. Otherwise, a held
 device could be published as free, under a different name. Until the checkpoint is readable and
@@ -38,11 +38,12 @@ from drakit_nodeplugin.state.records import StoredDevice, StoredNode
 logger = logging.getLogger(__name__)
 
 UNPREPARING_SECONDS = 5.0
-"""Seconds between two checks for devices that are still being unprepared. A device that is found by
-both checks gets a taint. A normal unprepare takes milliseconds and does not require a taint."""
+"""Time between two checks for devices that are still being unprepared. A device found by two
+consecutive checks gets a taint. A normal unprepare takes milliseconds and does not require a
+taint."""
 
 UNKNOWN_SECONDS = 1.0
-"""Seconds between two attempts to read the holds of claims, while these are unknown."""
+"""Time between two attempts to read the claim holds while these are unknown."""
 
 
 class DriverDevices:
@@ -63,8 +64,8 @@ class DriverDevices:
         policies: PolicyFeed | None = None,
     ) -> None:
         """Create the parts. `registered` is set once the kubelet has registered the driver.
-        `policies` receives the devices that claims hold, or is None if the driver does not need
-        them."""
+        `policies` is the feed that gets the devices that claims hold, or None if the driver does
+        not need them."""
         self._driver = driver
         self._node = environment.node.name
         self._checkpoint = checkpoint
@@ -75,8 +76,8 @@ class DriverDevices:
         self._policies = policies
         self._maintenance = environment.maintenance
         self.holds_known = asyncio.Event()
-        """Set once the driver may list its devices, because the holds of claims were read since the
-        start."""
+        """Set once the claim holds have been read since the start, so that the driver can list its
+        devices."""
         if policies is None:
             self.holds_known.set()
         self._waiting = ProblemLog(
@@ -86,7 +87,7 @@ class DriverDevices:
             facts={"driver": driver},
         )
         self._seen = checkpoint.revision.number
-        """The revision of the claims' rows at the last read."""
+        """The revision of the claim rows at the last read."""
         self._is_outdated = False
         """Whether the last read of the claims failed."""
         self._unpreparing: frozenset[tuple[str, str]] | None = None
@@ -136,7 +137,7 @@ class DriverDevices:
         try:
             counts = await self.counts()
         except CheckpointError:
-            return  # the gauge checkpoint_unusable shows it
+            return  # the gauge checkpoint_unusable shows the problem
         self._metrics.set_devices(counts)
         self._metrics.set(pools_inactive=len(self.manager.capacity().inactive))
 
@@ -151,8 +152,8 @@ class DriverDevices:
             group.create_task(self._await_sources())
 
     async def _await_sources(self) -> None:
-        """Notify the manager when missing devices are really gone. Until then, nothing is
-        removed."""
+        """Notify the manager once endpoints that are still missing can be treated as gone. Until
+        then, nothing is removed."""
         await self.publisher.listed.wait()
         await self._registered.wait()
         self.manager.set_sources_ready()
@@ -164,7 +165,7 @@ class DriverDevices:
             await self._maintenance.revision.after(seen)
 
     async def _report_stops(self) -> None:
-        """Report stopped endpoints to users. The log already contains them."""
+        """Report stopped endpoints in Events. The log already contains them."""
         reported: dict[str, EndpointStop] = {}
         while True:
             seen = self.manager.stop_changes.number
@@ -209,8 +210,8 @@ class DriverDevices:
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
-        """Pass the devices that claims hold to the manager and the policies. If they are currently
-        unknown, the previous ones remain in use."""
+        """Pass the devices that claims hold to the manager and the policies. If these are currently
+        unknown, the previous ones remain in effect."""
         self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
@@ -228,7 +229,8 @@ class DriverDevices:
             return
         self._is_outdated = False
         before, self._unpreparing = self._unpreparing, _unpreparing(held)
-        # An unprepare that an earlier process began has been pending since before the restart.
+        # At the first check, an unprepare began in an earlier process, so it has already been
+        # pending for long enough.
         lasting = self._unpreparing if before is None else before & self._unpreparing
         self.manager.set_unpreparing(
             [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
@@ -251,7 +253,8 @@ class DriverDevices:
         )
         if self.holds_known.is_set():
             return
-        # The store contains the names of devices that vanished since the last start.
+        # The store must be read first, because it contains the names of devices that vanished since
+        # the last start.
         if not await self.manager.restore():
             raise CheckpointError("the names of the driver's former devices cannot be read")
         self.holds_known.set()
@@ -276,8 +279,8 @@ def _held_device(
 
 
 def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:
-    """Return a device node as the driver receives it. Numbers from an earlier boot are
-    meaningless."""
+    """Return a device node in the form that the driver receives. Numbers from an earlier boot are
+    omitted, because they are meaningless."""
     return HeldNode(
         type=node.type,
         major=node.major if has_number else None,

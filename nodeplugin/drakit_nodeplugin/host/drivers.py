@@ -1,11 +1,11 @@
 """
-The drivers that a process hosts: those of its configuration, and those of backends.
+The drivers that a process hosts: those in its configuration, and those of backends.
 
-The drivers of the configuration start before anything else. If one cannot start, the process ends.
+The drivers in the configuration start before anything else. If one cannot start, the process ends.
 A backend's driver starts when its backend appears. If it cannot start, the plugin reports the
 problem and retries. The driver remains hosted, with or without its backend, until it has no devices
-or claims. After a restart, it must be hosted immediately, to unprepare its claims and to taint its
-devices. For that purpose, there is a small record next to its checkpoint.
+or claims. After a restart, it must be hosted immediately, in order to unprepare its claims and
+taint its devices. A small record next to its checkpoint serves this purpose.
 
 :mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends.
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""Delay before the plugin retries to host a backend's driver."""
+"""Delay before another attempt to host a backend's driver."""
 
 IDLE_SECONDS = 60.0
-"""Time between two checks for backends' drivers without devices or claims. It is shorter if the
-grace period of stopped drivers is shorter."""
+"""How often to check for backend drivers without devices or claims. The check runs more often if
+the grace period of stopped drivers is shorter."""
 
 RECORD = "backend.json"
 RECORD_VERSION = 1
@@ -52,7 +52,7 @@ class HostedDrivers:
     """All hosted drivers."""
 
     def __init__(self, environment: Environment, *, config_file: Path) -> None:
-        """Create the drivers. Raises :class:`ConfigError` if a driver of the configuration cannot
+        """Create the drivers. Raises :class:`ConfigError` if a driver in the configuration cannot
         be created."""
         config = environment.config
         self._environment = environment
@@ -67,13 +67,13 @@ class HostedDrivers:
         self._names = frozenset(source.name for source in self._sources)
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._hosting: set[str] = set()
-        """Backends' drivers that are served, or are about to be."""
+        """The backend drivers that are served, or are about to be."""
         self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
-        """Drivers that an earlier process hosted and that are still starting."""
+        """The drivers that an earlier process hosted, and that are still starting in this one."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
-            # Import lazily, so that a node without backends does not load it.
+            # Import lazily, so that a node without backends does not load this module.
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
             from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 
@@ -92,7 +92,7 @@ class HostedDrivers:
         return tuple(self._drivers)
 
     async def start(self) -> None:
-        """Start all known drivers. Raises :class:`ConfigError` if a driver of the configuration
+        """Start all known drivers. Raises :class:`ConfigError` if a driver in the configuration
         cannot start."""
         known: Sequence[str] = ()
         if self._directory is not None:
@@ -112,7 +112,7 @@ class HostedDrivers:
                     continue
                 assert self._directory is not None
                 self._hosting.add(name)
-                # Don't await this, because the start must not wait for another process.
+                # Don't await the task, because the start must not wait for another process.
                 self._known[name] = asyncio.create_task(
                     self._host(name, self._directory), name=name
                 )
@@ -168,9 +168,9 @@ class HostedDrivers:
                 if name in self._hosting:
                     continue
                 if self._taken(name) is not None:
-                    directory.forget(name)  # the directory will reject it, with the reason
+                    directory.forget(name)  # the directory will reject the name, with the reason
                     continue
-                # add it now, because it may appear again before it is served
+                # add the name now, because it may appear again before it is served
                 self._hosting.add(name)
                 group.create_task(self._serve(name, directory, group))
 
@@ -185,7 +185,7 @@ class HostedDrivers:
             driver = await self._host(name, directory)
         while driver is None:
             if (socket := directory.socket(name)) is not None:
-                directory.lost(socket)  # by now, its backend may have a different name
+                directory.lost(socket)  # by now, the backend may report a different name
             await asyncio.sleep(RETRY_SECONDS)
             driver = await self._host(name, directory)
         life = tasks.run(driver.parts())
@@ -205,7 +205,7 @@ class HostedDrivers:
             # Handle any error: a name that a backend chose must not stop other drivers.
             if not isinstance(error, ConfigError | SocketError | OSError):
                 logger.exception("backend's driver cannot be started", extra={"driver": name})
-            # Its rows remain unread, and claims of the other drivers must not wait for them.
+            # Its rows remain unread, but claims of other drivers must not wait for them.
             self._environment.numbers.give_up(name)
             note = f"backend {name} cannot be served: {text_of(error)}"
             self._report(Diagnostic(reason="BackendRefused", note=note, source=name))
@@ -221,7 +221,7 @@ class HostedDrivers:
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Stop hosting drivers that have no backend, devices or claims."""
+        """Stop hosting drivers that no longer have a backend, devices or claims."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
@@ -236,7 +236,7 @@ class HostedDrivers:
         life.cancel()
         await asyncio.wait({life})
         await driver.stop_serving()
-        # Check again once no caller can reach the driver, because a claim may have arrived.
+        # Check again now that no caller can reach the driver, because a claim may have arrived.
         idle = await driver.idle()
         await driver.stop()
         self._drivers.remove(driver)
@@ -266,7 +266,7 @@ class HostedDrivers:
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
-    """Return the reason why a backend cannot use a name, or None. `own` are the drivers of the
+    """Return the reason why a backend cannot use a name, or None. `own` are the drivers in the
     configuration, and `hosted` those of backends."""
     if name in own:
         return f"the node plugin hosts driver {name} itself"
@@ -278,7 +278,7 @@ def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> s
 def _configured(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> Sequence[DriverSource]:
-    """Return the drivers of the configuration."""
+    """Return the drivers in the configuration."""
     sources: list[DriverSource] = [
         *load_drivers(config.drivers, file=file, node=environment.node.for_drivers)
     ]
@@ -315,7 +315,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
-    # Import lazily, so that a node without device plugins does not load it.
+    # Import lazily, so that a node without device plugins does not load this module.
     from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
@@ -333,12 +333,12 @@ def _device_plugins(
 
 def known_drivers(drivers: Path, registrations: Path) -> list[str]:
     """
-    Return the backends' drivers that this node has hosted, from the parent of their data
+    Return the backend drivers that this node has hosted. `drivers` is the parent of their data
     directories.
 
-    Each directory is named after its driver. Two releases of the chart share the data directory,
-    but each hosts only the backends of its own registration directory. Records of another
-    registration directory are skipped.
+    Each directory is named after its driver. Two releases of the chart share the parent directory,
+    but each hosts only the backends in its own registration directory. Records that refer to
+    another registration directory are skipped.
     """
     paths = sorted(drivers.glob(f"*/{RECORD}"))
     return [
@@ -360,21 +360,23 @@ def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
 
 
 def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
-    """Delete the record, so that the driver is not hosted after a restart. Raises OSError."""
+    """Delete the record of a driver, so that it is not hosted after a restart. Raises OSError."""
     path = drivers / name / RECORD
     if not _belongs_elsewhere(path, registrations):
         path.unlink(missing_ok=True)
 
 
 def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
-    """Return whether another release hosts the driver. An unreadable record, or one of a later
-    version, belongs to this release, because the driver's claims must be unprepared."""
+    """Return whether another release hosts the driver. An unreadable record, or a record in a later
+    version, is treated as belonging to this release, because the driver's claims must be
+    unprepared."""
     here = str(registrations)
     return _directory_in(path, default=here) not in (None, here)
 
 
 def _directory_in(path: Path, *, default: str) -> str | None:
-    """Return the registration directory of a record, or None if it is missing or unreadable."""
+    """Return the registration directory in a record, or None if the record is missing or
+    unreadable."""
     try:
         return json.loads(path.read_bytes()).get("directory", default)
     except FileNotFoundError:

@@ -2,9 +2,9 @@
 The devices in maintenance that the node plugin must taint, because the cluster does not serve
 DeviceTaintRules.
 
-The operator resolves the selection of a DeviceMaintenance, and writes which component taints its
-devices. Until the API server has listed the maintenances, they are unknown, and taints from before
-a restart remain. Does not depend on drivers, slices, or the rules for taints.
+The operator resolves the device selection of a DeviceMaintenance, and records which component
+taints the devices. Until the API server has listed the maintenances, they are unknown, and taints
+from before a restart remain. Does not depend on drivers, slices, or the rules for taints.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ RETRY_SECONDS = (1.0, 60.0)
 
 
 class _Devices(NamedTuple):
-    """The devices of one maintenance that the node plugin must taint: driver, pool and name."""
+    """The devices of one DeviceMaintenance that the node plugin must taint: driver, pool and name
+    of each."""
 
     name: str
     devices: frozenset[tuple[str, str, str]]
 
 
 class MaintenanceWatch:
-    """Follows the maintenances of the cluster, for all drivers of the process."""
+    """Follows the DeviceMaintenances of the cluster, for all drivers in the process."""
 
     def __init__(self, session: asyncio.Future[Session], *, enabled: bool) -> None:
         """
         :param enabled: whether to read maintenances. If False, no devices are in maintenance.
         """
         self.revision = Revision()
-        """Advances when the devices change."""
+        """Advances when the set of devices in maintenance changes."""
         self._session = session
         self._enabled = enabled
         self._known: dict[str, _Devices] | None = None if enabled else {}
@@ -92,8 +93,8 @@ class MaintenanceWatch:
             self.revision.advance()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Handle an error. If the resource is missing, there are no maintenances. Otherwise, they
-        are unknown."""
+        """Handle an error. If the resource is missing, there are no maintenances. After any other
+        error, they are unknown."""
         if not isinstance(error, NotFoundError):
             return
         now = asyncio.get_running_loop().time()
@@ -104,7 +105,8 @@ class MaintenanceWatch:
 
 
 def _tainted_by_plugin(body: Mapping[str, Any]) -> _Devices:
-    """Return the devices of a maintenance that have no DeviceTaintRules from the operator."""
+    """Return the devices of a maintenance that the node plugin must taint, because the operator
+    does not use DeviceTaintRules for them."""
     metadata, status = child(body, "metadata"), child(body, "status")
     due = text(status, "phase") == "Active" and text(status, "taintedBy") == "NodePlugin"
     found = children(status, "devices") if due and not metadata.get("deletionTimestamp") else ()

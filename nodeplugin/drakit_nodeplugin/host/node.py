@@ -1,8 +1,8 @@
 """
-The node on which the plugin runs, and the environment that all drivers of the process share.
+The node on which the plugin runs, and the environment that all drivers in the process share.
 
-This module contains the node's name, its labels as last read, its boot ID, and Events that are not
-about claims: rejected devices, damage, dropped fields. :mod:`drakit_nodeplugin.claims.events`
+This module contains the node name, the labels as last read, the boot ID, and the Events that are
+not about claims: rejected devices, damage, dropped fields. :mod:`drakit_nodeplugin.claims.events`
 writes the Events of claims.
 
 Does not depend on drivers, claims or slices.
@@ -37,7 +37,7 @@ from drakit_nodeplugin.state.podresources import PodResources
 logger = logging.getLogger(__name__)
 
 LABELS_SECONDS = 60.0
-"""Time between two reads of the Node. Its labels rarely change."""
+"""Time between two reads of the Node, whose labels rarely change."""
 
 RETRY_SECONDS = 5.0
 
@@ -58,9 +58,9 @@ class PluginNode:
     """
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
-        """Create the node. `file` is the copy on the node."""
+        """Create the node. `file` is the path of the stored copy."""
         self.name = name
-        """``metadata.name``."""
+        """The Node's ``metadata.name``."""
         self._file = file
         self.labels: Mapping[str, str] | None = None
         """The labels as last read. None until the API server has responded once."""
@@ -68,7 +68,7 @@ class PluginNode:
         self.uid: str | None = None
         """The Node's UID as last read. None until the API server has responded once."""
         self.for_drivers: Node = _DriversNode(self)
-        """The node as drivers see it."""
+        """The node in the form that drivers receive."""
 
     @property
     def known_labels(self) -> Mapping[str, str] | None:
@@ -76,7 +76,7 @@ class PluginNode:
         return self._known if self.labels is None else self.labels
 
     async def restore(self) -> None:
-        """Initialize from the copy on the node."""
+        """Initialize from the stored copy."""
         if self._file is not None:
             self._known = await asyncio.to_thread(_read_labels, self._file, self.name)
 
@@ -129,7 +129,8 @@ class _DriversNode:
 
 
 def _read_labels(file: Path, node: str) -> Mapping[str, str] | None:
-    """Return the labels of the copy, or None if it is missing, damaged, or from another node."""
+    """Return the labels in the stored copy, or None if it is missing, damaged, or from another
+    node."""
     try:
         record: Any = orjson.loads(file.read_bytes())
         if record["version"] == COPY_VERSION and record["name"] == node:
@@ -161,15 +162,15 @@ class NodeEvents:
         )
 
     def emit(self, *, reason: NodeReason, action: str, note: str, source: str = "") -> None:
-        """Emit a warning soon. Repeated notes become one Event with a count. Each `source` has a
-        separate limit."""
+        """Enqueue a warning Event. Repeated notes become one Event with a count. Each `source` has
+        a separate limit."""
         try:
             self._pending.put_nowait((reason, action, note, source))
         except asyncio.QueueFull:
             logger.warning("Event dropped", extra={"reason": reason, "note": note})
 
     def emit_diagnostic(self, given: Diagnostic) -> None:
-        """Emit an endpoint's problem soon."""
+        """Enqueue a warning Event about an endpoint's problem."""
         self.emit(reason=given.reason, action="Connect", note=given.note, source=given.source)
 
     async def recorder(self) -> EventRecorder:
@@ -178,7 +179,7 @@ class NodeEvents:
             await asyncio.shield(self._session),
             controller="drakit.dev/nodeplugin",
             instance=self._node,
-            # The admission policy allows a plugin to write only Events of its own node.
+            # The admission policy allows a plugin to write only Events about its own node.
             shared=False,
         )
 
@@ -195,13 +196,13 @@ class NodeEvents:
                     note=note,
                     source=source,
                 )
-            except Exception:  # losing an Event must not stop the daemon
+            except Exception:  # a lost Event must not stop the daemon
                 logger.exception("Event could not be written", extra={"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """The objects that all drivers of the process share."""
+    """The objects that all drivers in the process share."""
 
     config: NodePluginConfig
     node: PluginNode
@@ -212,7 +213,7 @@ class Environment:
 
     podresources: PodResources
     """The only client of the kubelet's podresources API, so that one rate limit applies to the
-    process."""
+    whole process."""
 
     metrics: Metrics
     maintenance: MaintenanceWatch
@@ -222,7 +223,7 @@ class Environment:
     """The device numbers that claims of all drivers hold."""
 
     file_poller: FilePoller = field(default_factory=FilePoller)
-    """Polls the kubelet's disk: sockets, locks and checkpoints."""
+    """Polls the file system with the kubelet's directories: sockets, locks and checkpoints."""
 
     cdi_poller: FilePoller = field(default_factory=FilePoller)
-    """Polls the directory of CDI files, which is on another disk or in memory."""
+    """Polls the CDI directory, which is on another disk or in memory."""

@@ -1,18 +1,19 @@
 """
-The policies that configure a running driver: watched, checked one by one, and stored on the node.
+The policies that configure a running driver. They are watched, validated one by one, and stored on
+the node.
 
-If a policy is invalid, its last valid version remains in effect, unless that is another object with
-the same name. Without the resource (404) or the permission to read it (403), there are no policies
-unless the node has stored some; :class:`~drakit_daemon.kube.reflector.Reflector` logs the error and
-retries.
+If a policy is invalid, its last valid version remains in effect, unless that version belongs to an
+earlier object with the same name. Without the resource (404) or the permission to read it (403),
+there are no policies unless the node has stored some;
+:class:`~drakit_daemon.kube.reflector.Reflector` logs the error and retries.
 
 The node stores a copy of the policies that the driver applied last. The copy applies until the API
 server has listed the policies. Without the copy, a plugin that starts without the API server would
-withdraw devices. The file contains the policies as the API server sent them, so that each version
-of a driver checks them itself. A damaged file is quarantined, and the API server's list replaces
-it.
+withdraw devices. The file contains the policies as received from the API server, so that each
+version of a driver validates them itself. A damaged file is quarantined, and the API server's list
+replaces it.
 
-Types of policies are the vendor's code, so they are called in a thread, not in the daemon's loop.
+Policy types are vendor code, so they are called in a thread instead of the daemon's loop.
 :mod:`drakit_driver.runtime.policies` passes the policies to the driver. The module does not depend
 on devices or reports.
 """
@@ -46,7 +47,7 @@ FILE = "policies.json"
 """The name of the copy in the driver's data directory."""
 
 MAX_POLICIES = 256
-"""Maximum number of a driver's policies in effect. If there are more, the oldest ones apply."""
+"""Maximum number of policies in effect per driver. If there are more, the oldest ones apply."""
 
 MISSING_SECONDS = 60.0
 """How long the resource must be missing before its policies are treated as deleted. A starting API
@@ -68,12 +69,12 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPolicy:
-    """A policy as the API server sent it."""
+    """A policy as received from the API server."""
 
     name: str
     uid: str
     created: str
-    """``creationTimestamp``."""
+    """The policy's ``metadata.creationTimestamp``."""
 
     generation: int
     spec: Mapping[str, Any] | None
@@ -82,7 +83,7 @@ class StoredPolicy:
 
 def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] | None:
     """
-    Return the stored policies, or None if there are no usable ones.
+    Return the stored policies, or None if there is no usable file.
 
     :param quarantine: whether to rename a damaged file. If False, the damage is only logged.
     """
@@ -134,7 +135,7 @@ def write_policies(path: Path, policies: Collection[StoredPolicy]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedPolicy:
-    """A policy of the API server, with the result of its check."""
+    """A policy from the API server, with the result of its validation."""
 
     stored: StoredPolicy
     policy: Policy[Any] | None
@@ -154,14 +155,14 @@ class PolicyState:
     """The latest generation that the node plugin has seen."""
 
     generation: int | None
-    """The valid generation if the driver has applied it, otherwise None."""
+    """The last valid generation, if the driver has applied it, otherwise None."""
 
     problem: str = ""
 
 
 def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolicy:
-    """Check a policy. Runs the vendor's code, and may block. A backend checks its policies itself,
-    so its policies have no `kind`."""
+    """Validate a policy. Runs vendor code, and may block. `kind` is None for a backend, which
+    validates its policies itself."""
     try:
         created = datetime.fromisoformat(policy.created) if policy.created else _NEVER
         valid = read_policy(
@@ -177,7 +178,7 @@ def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolic
 
 
 class PolicyTable:
-    """The latest version of each policy, and the last valid one."""
+    """The latest version and the last valid version of each policy."""
 
     def __init__(self) -> None:
         self._newest: dict[str, CheckedPolicy] = {}
@@ -209,8 +210,8 @@ class PolicyTable:
             del self._valid[name]
 
     def refuse(self, policy: CheckedPolicy, problem: str, *, applied: CheckedPolicy | None) -> None:
-        """Handle a policy that the driver's backend has found invalid. The version that was applied
-        last remains valid, unless it is this one."""
+        """Handle a policy that the driver's backend has found invalid. The last applied version
+        remains valid, unless it is this one."""
         name = policy.stored.name
         if self._valid.get(name) is not policy:
             return  # the policy has changed, or was deleted
@@ -265,7 +266,8 @@ class PolicyTable:
             )
             valid = None
         if valid is not None and valid.policy is not applied:
-            valid = None  # the driver still has an earlier version, or a deleted policy
+            # The driver still uses an earlier version, or a deleted policy with this name.
+            valid = None
         return PolicyState(
             name=name,
             uid=newest.stored.uid,
@@ -310,7 +312,7 @@ class PolicyWatch:
         self._table = PolicyTable()
         self._offered: tuple[CheckedPolicy, ...] | None = None
         self._offers: deque[tuple[AnyPolicies, tuple[CheckedPolicy, ...]]] = deque(maxlen=4)
-        """The latest offers. The driver may be applying an older one."""
+        """The latest offers. The driver may still be applying an older one."""
         self._in_force: Mapping[str, CheckedPolicy] | None = None
         """The policies that the driver applied last. None if it has not applied any."""
         self._listed = False
@@ -332,7 +334,7 @@ class PolicyWatch:
         return self._table.states(self._feed.in_force or {})
 
     async def restore(self) -> None:
-        """Initialize from the copy on the node, before the driver starts."""
+        """Initialize from the copy on the node. Called before the driver starts."""
         stored = self._saved = await asyncio.to_thread(read_policies, self._file)
         if stored is not None:
             self._table.replace(await self._check(stored))
@@ -363,7 +365,7 @@ class PolicyWatch:
                     self._listed = True
                 case Applied(object=item):
                     if self._table.has(item):
-                        continue  # the operator wrote its status
+                        continue  # the operator has only written the status
                     for each in await self._check([item]):
                         self._table.apply(each)
                 case Deleted(object=item):
@@ -372,8 +374,8 @@ class PolicyWatch:
             self._offer()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Handle policies that cannot be read. The driver must not wait for them. Its current
-        policies remain until the resource is known to be missing."""
+        """Handle an error when reading policies. The driver must not wait for the policies. Its
+        current policies remain until the resource is known to be missing."""
         if not isinstance(error, NotFoundError | ForbiddenError):
             return
         if not self._feed.known:
@@ -427,7 +429,7 @@ class PolicyWatch:
         self._offer()
 
     def _offered_as(self, policies: AnyPolicies | None) -> Sequence[CheckedPolicy] | None:
-        """Return the offer of these policies, or None if it was too long ago."""
+        """Return the offer that contains these policies, or None if it was too long ago."""
         return next((each for offered, each in self._offers if offered is policies), None)
 
     # ------------------------------------------------------------ the copy
@@ -440,8 +442,8 @@ class PolicyWatch:
         self.revision.advance()
 
     async def _save(self) -> None:
-        """Store the policies that the driver has applied. If refused policies were stored, the
-        driver would have no policies after a restart."""
+        """Store the policies that the driver has applied. Refused policies are not stored, because
+        the driver would then have no policies after a restart."""
         log = ProblemLog(
             logger,
             "policies cannot be stored on the node",
@@ -455,7 +457,8 @@ class PolicyWatch:
             if self._in_force is None:
                 continue
             stored = [each.stored for each in self._in_force.values()]
-            # Without a list from the API server, an empty set is an assumption, so don't store it.
+            # Don't store an empty set before the API server has listed the policies, because it is
+            # only an assumption.
             if stored == self._saved or not (stored or self._listed):
                 continue
             try:

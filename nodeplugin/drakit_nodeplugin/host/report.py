@@ -1,15 +1,15 @@
 """
 The NodeDeviceReports of this node: one for each driver, written by the driver's active instance.
 
-Users, the operator and ``kubectl drakit`` read these reports. Their content is bounded and stable:
-lists are sorted, and only ``lastUpdateTime`` changes without an event.
+Users, the operator and ``kubectl drakit`` read these reports. The content of a report is bounded
+and stable: lists are sorted, and only ``lastUpdateTime`` changes without an event.
 ``charts/drakit/crds/nodedevicereports.yaml`` describes the fields.
 
 A report is written when its content changes, but not during the first seconds after a start, so
-that a restart without a change writes the same content. The object and its status are two writes.
-After a crash between them, the object has no status until the next process writes it. Nothing waits
-for a report. Without the resource (404) or the permission (403), no reports are written. Reports of
-drivers that no plugin of this node serves any longer are removed.
+that a restart without changes writes the same content. The object and its status are written
+separately. After a crash between them, the object has no status until the next process writes it.
+Nothing waits for a report. Without the resource (404) or the permission (403), no reports are
+written. Reports of drivers that no plugin on this node serves any longer are removed.
 """
 
 from __future__ import annotations
@@ -50,33 +50,32 @@ logger = logging.getLogger(__name__)
 KIND = "NodeDeviceReport"
 
 MAX_NAME = 253
-"""Maximum length of an object's name."""
+"""Maximum length of an object name."""
 
 MAX_LISTED = 100
 """Maximum number of entries in a list. Further entries are only counted."""
 
 MAX_STUCK = 20
-"""Maximum number of stuck claims that are named."""
+"""Maximum number of stuck claims to list."""
 
 MAX_UNHEALTHY = 20
-"""Maximum number of unhealthy devices that are named."""
+"""Maximum number of unhealthy devices to list."""
 
 MAX_NAMED = 3
-"""Maximum number of names in the message of a condition."""
+"""Maximum number of names in a condition message."""
 
 MAX_POLICIES = 20
-"""Maximum number of policies that are listed. The operator keeps the lists of all nodes in
-memory."""
+"""Maximum number of policies to list. The operator keeps the lists of all nodes in memory."""
 
 MAX_CONFLICTS = 3
-"""Maximum number of conflicts listed for a policy: enough to find the cause."""
+"""Maximum number of conflicts to list per policy: enough to find the cause."""
 
 MAX_LABEL = 256
-"""Maximum length of the name by which users know a device."""
+"""Maximum length of a device name in a report."""
 
 MAX_MESSAGE = 512
 MAX_HEALTH = 256
-"""Maximum length of an unhealthy device's message, which becomes part of an Event's note."""
+"""Maximum length of an unhealthy device's message, which becomes part of an Event note."""
 
 MAX_PROBLEM = 1024
 
@@ -98,30 +97,30 @@ class ReportFacts:
     """The content of a report, without limits."""
 
     registration: str
-    """``Registered``, ``Pending`` or ``Rejected``."""
+    """The registration state: ``Registered``, ``Pending`` or ``Rejected``."""
 
     registration_message: str
     endpoints: Sequence[EndpointStatus]
     devices: DeviceCounts
     published: int
-    """Devices in the slices."""
+    """Number of devices in the slices."""
     unhealthy: Collection[DeviceHealth]
     dropped: Mapping[str, str]
-    """A sentence about each device feature that the API server does not support."""
+    """A description of each device feature that the API server does not support."""
 
     rejected: Collection[RejectedDevice]
     rejected_count: int
-    """The total number, including devices that are not listed."""
+    """Total number of rejected devices, including devices that are not listed."""
 
     claims: Mapping[str, int]
-    """Numbers of claims by state."""
+    """Number of claims in each state."""
 
     stuck: Sequence[StuckClaim]
     stuck_count: int
-    """The total number, including claims that are not listed."""
+    """Total number of stuck claims, including claims that are not listed."""
 
     slow_calls: Sequence[str] = ()
-    """A sentence about each call that has been in flight in the driver for a long time."""
+    """A description of each driver call that has been in flight for a long time."""
 
     policies: Sequence[PolicyState] = ()
     outcomes: Collection[PolicyOutcome] = ()
@@ -136,7 +135,7 @@ def report_name(node: str, driver: str) -> str | None:
 
 
 def object_of(*, node: str, node_uid: str, driver: str) -> dict[str, Any]:
-    """Return the object, without its status, for a server-side apply."""
+    """Return the report object, without its status, for a server-side apply."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,
@@ -147,7 +146,7 @@ def object_of(*, node: str, node_uid: str, driver: str) -> dict[str, Any]:
 
 
 def status_of(facts: ReportFacts) -> dict[str, Any]:
-    """Return the content of a report, without times."""
+    """Return the status of a report, without times."""
     rejected, _ = _first(
         facts.rejected, MAX_LISTED, key=lambda each: (each.device, each.policy, each.reason)
     )
@@ -197,7 +196,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
 def dated(
     status: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, time: str
 ) -> dict[str, Any]:
-    """Return the content with its times. `before` are the previous conditions of the report."""
+    """Return the status with times. `before` are the previous conditions of the report."""
     known = {each.get("type"): each for each in before}
 
     def since(condition: Mapping[str, Any]) -> str:
@@ -209,7 +208,7 @@ def dated(
 
 
 def _conditions(facts: ReportFacts) -> list[dict[str, Any]]:
-    """Return the conditions. Each is True if there is no problem."""
+    """Return the conditions of a report. A condition is True if there is no problem."""
     registered = {"Registered": "True", "Pending": "Unknown"}.get(facts.registration, "False")
     stopped = sorted(each.name for each in facts.endpoints if each.state in ("Stopped", "Removing"))
     waiting = sorted(each.name for each in facts.endpoints if each.state == "Waiting")
@@ -263,7 +262,7 @@ def _endpoint(endpoint: EndpointStatus) -> dict[str, Any]:
 
 
 def _unhealthy(health: DeviceHealth) -> dict[str, Any]:
-    # In pools that no node owns, the driver's names are not validated.
+    # Truncate the names: in pools that no node owns, the driver's names are not validated.
     body = {"pool": _cut(health.pool, MAX_NAME), "device": _cut(health.device, MAX_LABEL)}
     if message := _cut(health.message, MAX_HEALTH):
         body["message"] = message
@@ -280,9 +279,8 @@ def _rejected(rejected: RejectedDevice) -> dict[str, Any]:
 
 
 def _policies(facts: ReportFacts) -> tuple[list[dict[str, Any]], int]:
-    """Return the first policies, and the number of the others. The order keeps important policies
-    in the list: those with a problem come first, then those that are not in effect, then those that
-    match a device."""
+    """Return the most important policies, and the number of others. Policies with a problem come
+    first, then policies that are not in effect, and then policies that match a device."""
     outcomes = {each.policy: each for each in facts.outcomes}
     shown = [_policy(each, outcomes.get(each.name)) for each in facts.policies]
     shown.sort(
@@ -333,14 +331,14 @@ def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]
 def _first(
     items: Collection[ItemT], limit: int, *, key: Callable[[ItemT], Any]
 ) -> tuple[list[ItemT], int]:
-    """Return the first items in the order of a key, and the number of the others."""
+    """Return the first items, sorted by a key, and the number of others."""
     ordered = sorted(items, key=key)
     return ordered[:limit], max(0, len(ordered) - limit)
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return a driver's string as one line. A file name that is not valid UTF-8 contains
-    surrogates, which JSON cannot encode."""
+    """Return a driver's string as one line of limited length. Surrogates, which occur in file names
+    that are not valid UTF-8, are replaced, because JSON cannot encode them."""
     line = escaped(" ".join(text[:limit].split()))
     return line if max(len(line), len(text)) <= limit else f"{line[: limit - 3]}..."
 
@@ -350,7 +348,7 @@ def _cut(text: str, limit: int) -> str:
 FIELD_MANAGER = "drakit-nodeplugin"
 
 PACE_SECONDS = 10.0
-"""Minimum time between two writes of a report, and between two reads of facts that have no
+"""Minimum time between two writes of a report, and between two reads of facts without change
 notifications."""
 
 SETTLE_SECONDS = 1.0
@@ -360,18 +358,18 @@ START_SECONDS = 30.0
 """Maximum time from the start to the first report."""
 
 REPEAT_SECONDS = 1800.0
-"""Average time after which an unchanged report is written again with a new time, so that readers
-can detect an outdated report, and because another client may have deleted it. 5,000 reports cause
-three writes per second."""
+"""Average time after which an unchanged report is written again with a new time. This lets readers
+detect outdated reports, and restores reports that another client has deleted. 5,000 reports result
+in three writes per second."""
 
 RETRY_SECONDS = (10.0, 300.0)
 """Initial and maximum delay after a failed write."""
 
 STUCK_SECONDS = 60.0
-"""Time after which a preparing or unpreparing claim is considered stuck."""
+"""How long a claim must be preparing or unpreparing to be considered stuck."""
 
 FORMER_SECONDS = (60.0, 600.0)
-"""Time from the start to the first search for reports of former drivers, and time between two
+"""Time from the start to the first search for reports of former drivers, and between two
 searches."""
 
 _STATES = {"registered": "Registered", "rejected": "Rejected", "never asked": "Pending"}
@@ -389,7 +387,7 @@ class ReportSources:
     registration: Registration
     policies: PolicyWatch | None
     slow_calls: Callable[[], Sequence[str]] = tuple
-    """Returns a sentence about each call that has been in flight in the driver for a long time."""
+    """Returns a description of each driver call that has been in flight for a long time."""
 
 
 class DriverReport:
@@ -410,7 +408,8 @@ class DriverReport:
         self._conditions: Sequence[Mapping[str, Any]] = ()
         """The conditions of the report in the API server."""
         self._unfinished: dict[str, float] = {}
-        """The time at which each claim began to be prepared or unprepared, on the loop's clock."""
+        """The time at which each unfinished claim was first found to be preparing or unpreparing
+        (loop clock)."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -480,7 +479,7 @@ class DriverReport:
         await asyncio.sleep(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
-        """Return whether an earlier process's report may be replaced."""
+        """Return whether the report of an earlier process can be replaced now."""
         sources = self._sources
         return (
             sources.publisher.listed.is_set()
@@ -489,13 +488,13 @@ class DriverReport:
         )
 
     async def _status(self) -> dict[str, Any] | None:
-        """Return the content, or None if too little is known yet."""
+        """Return the status, or None if too little is known yet."""
         if self._node.uid is None:
             return None
         try:
             return status_of(await self._facts())
         except CheckpointError:
-            return None  # readiness reports it; counts of zero would be wrong
+            return None  # the readiness probe reports the problem; counts of zero would be wrong
 
     async def _apply(
         self, session: Session, name: str, status: Mapping[str, Any], *, create: bool
@@ -579,7 +578,7 @@ class DriverReport:
         return policy if isinstance(policy, str) else ""
 
     async def stuck(self, states: Mapping[str, int]) -> Sequence[str]:
-        """Return the UIDs of the claims that have been preparing or unpreparing for at least
+        """Return the UIDs of claims that have been preparing or unpreparing for at least
         :data:`STUCK_SECONDS` since this method first found them. Raises CheckpointError."""
         checkpoint = self._sources.checkpoint
         now = asyncio.get_running_loop().time()
@@ -613,8 +612,8 @@ def _as_rejected(rejected: Mapping[str, str], reason: Any) -> list[RejectedDevic
 def _without_rejected(
     outcomes: Iterable[PolicyOutcome], rejected: Iterable[RejectedDevice]
 ) -> list[PolicyOutcome]:
-    """Return the outcomes of policies without the devices that the node plugin finds invalid or
-    that the API server rejects, because the driver counts these as published."""
+    """Return the policy outcomes with corrected counts: the driver counts devices as published even
+    if the node plugin finds them invalid or the API server rejects them."""
     of_policy: dict[str, list[RejectedDevice]] = {}
     for each in rejected:
         of_policy.setdefault(each.policy, []).append(each)
@@ -660,10 +659,10 @@ async def remove_former_reports(
     session: asyncio.Future[Session],
 ) -> None:
     """
-    Remove the reports of drivers that this node no longer serves, until canceled.
+    Until canceled, remove the reports of drivers that this node no longer serves.
 
-    `drivers` is the parent of the drivers' data directories, which remain. If another release of
-    the chart serves a driver, the driver has an active instance.
+    `drivers` is the parent of the driver data directories, which are not removed. A driver that
+    another release of the chart serves is kept, because it has an active instance.
     """
     api = await asyncio.shield(session)
     removed: set[str] = set()
@@ -682,7 +681,7 @@ def _unserved(drivers: Path) -> set[str]:
     """Return the drivers without an active instance. Blocks."""
     found: set[str] = set()
     for path in drivers.glob("*/checkpoint.db"):
-        with suppress(OSError):  # another process may remove it in the meantime
+        with suppress(OSError):  # another process may remove the directory in the meantime
             if not is_locked(path.parent):
                 found.add(path.parent.name)
     return found

@@ -1,16 +1,16 @@
 """
-The messages of a device plugin. Converts its lists to inventories with names that Kubernetes
-accepts, and its responses to Allocate to the edits that a claim gives a container.
+Converts the messages of a device plugin: device lists to inventories with names that Kubernetes
+accepts, and Allocate responses to the edits that a claim gives a container.
 
-If a device cannot be published, it is rejected with a sentence, and the other devices remain. The
+If a device cannot be published, it is rejected with a reason, and the other devices remain. The
 edits equal those that a runtime would derive from the kubelet's response. If several entries have
-the same path in the container, the first one applies. Responses that CDI does not allow are refused
-here, so that the error names the device plugin. The connection makes the calls, and reports
-rejected devices.
+the same path in the container, the first one applies. Responses that CDI does not allow are
+rejected here, so that the error names the device plugin. The connection makes the calls, and
+reports rejected devices.
 
-The name of a device is a DNS label; its ID is any string. An ID that is a label remains unchanged.
-Otherwise, the characters that a label cannot contain are escaped, so that the name remains
-readable:
+A device name is a DNS label, but a device ID can be any string. An ID that is a label remains
+unchanged. Otherwise, the characters that a label cannot contain are escaped, so that the name
+remains readable:
 
     video-0         video-0
     0000:01:00.0    0000--k01--k00--p0
@@ -61,26 +61,26 @@ MAX_DEVICE_BYTES = 4 * 1024
 """Maximum size of a device in a list: ten times the size of a long ID with many NUMA nodes."""
 
 MAX_REJECTED = 5
-"""Maximum number of sentences about a list. The first ones are enough to find the cause."""
+"""Maximum number of problems to report for a list. The first ones are enough to find the cause."""
 
 HEALTHY = "Healthy"
 
 MAX_DEVICE_ID = 256
-"""Maximum length of an ID. The kubelet documents 63, but does not enforce a limit."""
+"""Maximum length of a device ID. The kubelet documents a limit of 63, but does not enforce it."""
 
 MAX_NAME = 63
 MAX_POOL = 160
-"""Maximum length of a pool's name. The node's name precedes it, and both together can have 253
+"""Maximum length of a pool name. The node name precedes it, and both together can have 253
 characters."""
 
 _LETTERS = {".": "p", ":": "k", "/": "s", "_": "u", " ": "w", "-": "h"}
 _UPPER, _LOWER, _HASH = "y", "n", "j"
 
 _HASH_CHARACTERS = 26
-"""130 bits in base32."""
+"""Number of base32 characters of a hash: 130 bits."""
 
 _PLAIN = re.compile(r"[a-z0-9]")
-"""Characters that are never escaped."""
+"""Matches the characters that are never escaped."""
 
 
 # ------------------------------------------------------------ lists
@@ -101,14 +101,14 @@ class TooManyDevicesError(Exception):
 
 
 class DeviceRoom:
-    """The limit on devices that all device plugins of a node share."""
+    """The limit on the number of devices, which all device plugins on a node share."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
         self.reading = asyncio.Lock()
-        """Held while a large message is parsed, because several messages at the same time would add
-        up in memory."""
+        """Held while a large message is parsed, because parsing several at the same time would take
+        too much memory."""
 
     def take(self, resource: str, devices: int) -> None:
         """Set the number of a resource's devices. Raises :class:`TooManyDevicesError`."""
@@ -123,7 +123,7 @@ class DeviceRoom:
 
 
 class ListedDevice(NamedTuple):
-    """A device as the plugin lists it."""
+    """A device as listed by the plugin."""
 
     identity: str
     health: str
@@ -137,10 +137,10 @@ class ListedDevices:
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=()))
 
     listed: Mapping[str, ListedDevice] = field(default_factory=dict[str, ListedDevice], repr=False)
-    """The devices as the plugin lists them, keyed by their published names."""
+    """The devices as listed by the plugin, keyed by published name."""
 
     rejected: tuple[str, ...] = ()
-    """Distinct sentences about rejected devices. If there are many, only the first ones are
+    """The distinct reasons for rejecting devices. If there are many, only the first ones are
     included."""
 
 
@@ -157,8 +157,8 @@ def list_devices(
     """
     Return the devices that can be published. An unchanged device is the same object as in `before`.
 
-    Reads no more devices from an iterator than can be published. Raises
-    :class:`TooManyDevicesError`.
+    If `devices` is an iterator, it is not read beyond the number of devices that can be published.
+    Raises :class:`TooManyDevicesError`.
     """
     pool = pool_of(resource)
     old = before or ListedDevices()
@@ -231,11 +231,11 @@ def _health(word: str, resource: str) -> Health:
     return Health.unhealthy(f"the device plugin of {resource} reports that it is {shown}")
 
 
-# ------------------------------------------------------------ names of devices
+# ------------------------------------------------------------ device names
 
 
 def device_name(identity: str) -> str:
-    """Return the name of the device with this ID: a DNS label that never changes."""
+    """Return the name for a device ID: a DNS label that is always the same for this ID."""
     if is_dns_label(identity) and "--" not in identity:
         return identity
     escaped = _escaped(identity)
@@ -262,13 +262,13 @@ def _escaped(text: str) -> str:
     escaped = "".join(parts)
     if escaped.startswith("--"):
         return f"x{escaped}"
-    # The string already begins with the x.
+    # The string already begins with an x.
     return f"x--{_LOWER}{escaped}" if escaped.startswith("x--") else escaped
 
 
 def _stays(rest: str, *, upper: bool) -> bool:
-    """Return whether a hyphen is not escaped, because it does not begin an escape and is not the
-    last character."""
+    """Return whether a hyphen needs no escape, because it is not the last character and does not
+    look like the start of an escape."""
     following = rest[:1]
     if not following or not following.isascii() or not _PLAIN.fullmatch(following.lower()):
         return False
@@ -283,11 +283,11 @@ def _hashed(text: str) -> str:
     return f"{slug}--{_HASH}{code}"
 
 
-# ------------------------------------------------------------ names of resources and pools
+# ------------------------------------------------------------ resource and pool names
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Return the reason why this is not a name of an extended resource, or cannot be an attribute,
+    """Return the reason why this is not a valid extended resource name, or cannot be an attribute,
     or None."""
     if problem := extended_resource_problem(name):
         return problem
@@ -306,25 +306,26 @@ def pool_of(resource: str) -> str:
     return pool if len(pool) <= MAX_POOL else _hashed(resource)
 
 
-# ---------------------------------------------------------------- responses to Allocate
+# ---------------------------------------------------------------- Allocate responses
 
 MAX_RESPONSE_BYTES = 1024 * 1024
-"""Maximum size of a response to Allocate, which is stored in the checkpoint and in a CDI file."""
+"""Maximum size of an Allocate response. The edits are stored in the checkpoint and in a CDI
+file."""
 
 MAX_PARTS = 256
-"""Maximum number of environment variables, mounts, device nodes (including those in directories)
-and CDI devices of one response, each."""
+"""Maximum number of each kind of entry in a response: environment variables, mounts, device nodes
+(including those in directories) and CDI devices."""
 
 CDI_ANNOTATION = "cdi.k8s.io/"
 """Prefix of annotations whose values name CDI devices: an older way to pass them to a runtime that
 some plugins still use."""
 
 NodesOf = Mapping[str, Sequence[tuple[str, str]]]
-"""The device nodes of each host path: their paths below it, and their own paths."""
+"""For each host path, its device nodes: the path of each below the host path, and its own path."""
 
 
 class BadResponseError(Exception):
-    """An unusable response. The message is the end of a sentence, after "answered with"."""
+    """An unusable response. The message is the end of a sentence."""
 
 
 def edits_in(
@@ -361,7 +362,7 @@ def allocate_response(raw: bytes) -> pb.ContainerAllocateResponse:
 
 
 def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
-    """Return the host paths of a response's device nodes, without duplicates. Raises
+    """Return the host paths of the device nodes in a response, without duplicates. Raises
     :class:`BadResponseError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
     if any(len(kind) > MAX_PARTS for kind in kinds):
@@ -370,7 +371,8 @@ def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
 
 
 def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
-    """Return the edits. Raises :class:`BadResponseError` if CDI does not allow them."""
+    """Return the edits in a response. Raises :class:`BadResponseError` if CDI does not allow
+    them."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
@@ -385,7 +387,8 @@ def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
 
 
 def cdi_names(answer: pb.ContainerAllocateResponse) -> list[str]:
-    """Return the CDI devices in a response's `cdi_devices` and annotations, without duplicates."""
+    """Return the names of the CDI devices in a response's `cdi_devices` and annotations, without
+    duplicates."""
     names = [device.name for device in answer.cdi_devices]
     for key, value in sorted(answer.annotations.items()):
         if key.startswith(CDI_ANNOTATION):
@@ -415,10 +418,10 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
 def _mounts(mounts: Iterable[pb.Mount]) -> tuple[Mount, ...]:
     made: dict[str, Mount] = {}
     for mount in mounts:
-        # Use the same options as runtimes for the kubelet. Don't set nosuid or nodev, because
-        # plugins also mount directories with device nodes and programs. A read-only mount includes
-        # the host's mounts below it, because otherwise an entry that allows only reading would have
-        # no effect on them.
+        # Use the same options as container runtimes do for the kubelet. Don't set nosuid or nodev,
+        # because plugins also mount directories with device nodes and programs. Make read-only
+        # mounts recursive, because an entry that allows only reading would otherwise have no effect
+        # on the host's submounts.
         access = "rro" if mount.read_only else "rw"
         path = _normal(mount.container_path)
         options = ("rbind", "rprivate", access)
@@ -433,11 +436,11 @@ def _host_path(device: pb.DeviceSpec) -> str:
 
 def _normal(path: str) -> str:
     """Normalize an absolute path by removing '..' and duplicate slashes. Other paths are left to
-    CDI's rules."""
+    CDI validation."""
     return posixpath.normpath(f"/{path.lstrip('/')}") if path.startswith("/") else path
 
 
 def _permissions(device: pb.DeviceSpec) -> str | None:
-    """Return the permissions with each letter once. Without a letter, return None, which permits
-    everything."""
+    """Return the permissions with each letter once. If there are no letters, return None, which
+    allows everything."""
     return "".join(dict.fromkeys(device.permissions)) or None

@@ -1,17 +1,17 @@
 """
-The device plugin of one resource: it is connected once it has registered, replaced when it
-registers again, and stopped when it is gone.
+The connection to the device plugin of one resource. It is established after the plugin registers,
+replaced when the plugin registers again, and marked stopped when the plugin disappears.
 
-As in the kubelet, a plugin whose stream ends is unavailable until it registers, and its socket does
-not matter while the stream is open. Unlike the node plugin, the kubelet connects during a
-registration, and refuses the registration if that fails. The node plugin responds to the
+As in the kubelet, a plugin whose stream has ended is unavailable until it registers again, and its
+socket does not matter while the stream is open. Unlike the node plugin, the kubelet connects during
+a registration, and rejects the registration if that fails. The node plugin responds to the
 registration before it connects, and retries if the plugin is unreachable.
 
-A :class:`PluginClient` makes the RPCs of one registration: options, the stream of lists, calls. A
-message that violates the contract becomes an error, and a large list is parsed in a thread. A
-plugin that registers while it is connected gets a second client. Once the second client has
-received a list of devices, it replaces the first one: the same :class:`PluginConnection` continues,
-and no stop is reported.
+A :class:`PluginClient` makes the RPCs for one registration: GetDevicePluginOptions, ListAndWatch
+and the allocation calls. A message that violates the contract becomes an error, and a large list is
+parsed in a thread. A plugin that registers while it is connected gets a second client. Once the
+second client has received a device list, it replaces the first one. The same
+:class:`PluginConnection` continues, and no stop is reported.
 
 Does not depend on claims that span resources, or on other resources.
 """
@@ -61,26 +61,28 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- client
 
 CONNECT_SECONDS = 10.0
-"""How long the kubelet waits until a plugin that has registered listens and returns its options."""
+"""How long to wait, like the kubelet, until a plugin that has registered listens and returns its
+options."""
 
 CLOSED = "its connection was closed"
 
 POLL_SECONDS = 0.1
-"""Delay between two checks for the socket of a plugin that has registered."""
+"""How often to check for the socket of a plugin that has registered."""
 
 ALLOCATE_SECONDS = 240.0
-"""Time limit for Allocate. The kubelet does not limit it; a claim's call has a limit of 300 s."""
+"""Time limit for Allocate. The kubelet does not set a limit. The call for a claim has a limit of
+300 s."""
 
 PRE_START_SECONDS = 30.0
 """The kubelet's limit for PreStartContainer."""
 
 IN_LOOP_BYTES = 16 * 1024
-"""Maximum size of a message that is parsed in the daemon's loop: about 250 devices, which take
-about 2.5 ms. A thread parses larger messages."""
+"""Maximum size of a message to parse in the daemon's loop: about 250 devices, which take about 2.5
+ms. Larger messages are parsed in a thread."""
 
 RESPONSE_IN_LOOP_BYTES = 2 * 1024
-"""Maximum size of a response to Allocate that is converted in the daemon's loop. Converting it
-takes less than a tenth of a millisecond, and twice as long in a thread."""
+"""Maximum size of an Allocate response to convert in the daemon's loop. Converting it takes less
+than a tenth of a millisecond, and twice as long in a thread."""
 
 _SERVICE = "v1beta1.DevicePlugin"
 
@@ -107,7 +109,7 @@ class PluginClient:
         self._client: Client | None = None
         self._connecting: asyncio.Task[Client] | None = None
         self._latest = LatestValue[bytes]()
-        """The last received list."""
+        """The list that was last received."""
         self._receiving: asyncio.Task[None] | None = None
         self._listed: ListedDevices | None = None
         self._first: Inventory | None = None
@@ -129,7 +131,8 @@ class PluginClient:
         self._receiving = asyncio.create_task(self._receive())
 
     async def _connect(self) -> Client:
-        """Connect to the plugin's socket, which it may create after it has registered."""
+        """Connect to the plugin's socket. A plugin may create its socket only after it has
+        registered."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:
@@ -143,8 +146,8 @@ class PluginClient:
             ) from None
 
     async def _try_to_connect(self) -> Client | None:
-        """Connect to the current socket, or return None if it does not respond. The next socket has
-        the same path."""
+        """Connect to the current socket, or return None if it does not respond. The plugin may
+        still replace it with a new socket at the same path."""
         try:
             socket = await asyncio.to_thread(open_socket, self.registration.socket)
         except OSError:
@@ -170,7 +173,7 @@ class PluginClient:
         return client if is_connected else None
 
     async def _read_options(self, client: Client) -> None:
-        """Read the plugin's options. Raises :class:`CallFailedError` and
+        """Query the plugin's options. Raises :class:`CallFailedError` and
         :class:`ConnectionEndedError`."""
         try:
             answer = await client.call(
@@ -179,7 +182,8 @@ class PluginClient:
             options = parse(pb.DevicePluginOptions, answer)
         except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
-                return  # the options in the registration are valid
+                # The plugin does not implement the call, so the options in the registration apply.
+                return
             raise
         except GarbageError:
             raise ConnectionEndedError(
@@ -190,19 +194,19 @@ class PluginClient:
         self._pre_start_required = options.pre_start_required
 
     async def read_first(self, *, seconds: float) -> bool:
-        """Read the first list, and keep it for `next`. Return whether it arrived before the
+        """Read the first list, and keep it for `next`. Return whether the list arrived before the
         timeout. Raises :class:`ConnectionEndedError`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._latest.wait()
         except TimeoutError:
             return False
-        # No timeout here, because a cancellation could lose the list.
+        # Don't use a timeout here, because a cancellation could lose the list.
         self._first = await self.next()
         return True
 
     async def next(self) -> Inventory:
-        """Wait for the next list of devices. Raises :class:`ConnectionEndedError`."""
+        """Wait for the next device list. Raises :class:`ConnectionEndedError`."""
         first, self._first = self._first, None
         if first is not None:
             return first
@@ -221,11 +225,11 @@ class PluginClient:
         return listed.inventory
 
     def hold(self, seconds: float) -> None:
-        """Don't read another list for at least this long."""
+        """Don't read the next list for at least this long."""
         self._latest.hold(seconds)
 
     async def _receive(self) -> None:
-        """Receive lists as they arrive. A list that is replaced before it is read is never
+        """Receive device lists as they arrive. A list that is replaced before it is read is never
         parsed."""
         assert self._client is not None
         try:
@@ -238,7 +242,8 @@ class PluginClient:
             self._latest.end(ConnectionEndedError("its stream ended"))
 
     def _fail(self, error: Exception) -> ConnectionEndedError:
-        """End the client with an error of its stream, and return the first error that ended it."""
+        """End the client because its stream failed with this error. Return the first error that
+        ended the client."""
         if (over := self._latest.over) is not None:
             return over
         over = _ended(error)
@@ -284,10 +289,10 @@ class PluginClient:
 
     async def allocate(self, devices: Sequence[AllocatedDevice]) -> Edits:
         """
-        Allocate the devices of one request, and return the edits of its containers.
+        Allocate the devices of one request, and return the edits for its containers.
 
-        The protocol has containers but no claims. So a request becomes one call with all of its
-        devices, as for one container in the kubelet. Raises :class:`.DeviceFailedError`.
+        The protocol has containers but no claims. Therefore, a request results in one call with all
+        of its devices, as for one container in the kubelet. Raises :class:`.DeviceFailedError`.
         """
         ids = [self._identity(device, index) for index, device in enumerate(devices)]
         request = pb.AllocateRequest(
@@ -295,8 +300,8 @@ class PluginClient:
         )
         answer = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
         if self._pre_start_required:
-            # The kubelet makes this call before each start of a container. A DRA driver is not
-            # notified of these starts, so make the call once.
+            # The kubelet makes this call before each container start. A DRA driver is not notified
+            # of container starts, so make the call only once.
             pre_start = pb.PreStartContainerRequest(devices_ids=ids)
             await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
         edits, annotations_lost = await self._edits_in(answer)
@@ -321,7 +326,8 @@ class PluginClient:
         """Return the plugin's ID of a device."""
         listed = None if self._listed is None else self._listed.listed.get(device.name)
         if device.admin_access:
-            # The kubelet never allocates a device that is in use, and plugins may rely on that.
+            # Refuse a device that is in use: the kubelet never allocates such a device, and plugins
+            # may rely on that.
             text = (
                 "device plugins do not support adminAccess: Allocate expects a free device, but "
                 "this device may be in use"
@@ -365,14 +371,14 @@ def _ended(error: Exception) -> ConnectionEndedError:
 # ---------------------------------------------------------------- connection
 
 LIST_SECONDS = 2.0
-"""The maximum time for a new connection to list its devices before it is reported as
+"""Maximum time to wait for a new connection to list its devices before it is reported as
 unavailable."""
 
 REPLACE_SECONDS = 1.0
 """Minimum time between two attempts to connect, even if a plugin registers more often."""
 
 REPLACED_SECONDS = 5.0
-"""Grace period for calls to a client that is replaced."""
+"""Grace period for calls in flight of a client that is replaced."""
 
 
 class PluginConnection:
@@ -404,7 +410,8 @@ class PluginConnection:
             if client is self.client:
                 began_at = loop.time()
                 yield inventory
-                # The receiver processes the last list before it requests the next one.
+                # The receiver has processed the last list by the time it requests the next one, so
+                # this measures its processing time.
                 client.hold(pause_after(loop.time() - began_at))
 
     async def close(self) -> None:
@@ -446,7 +453,7 @@ class DevicePlugin:
         self._room = room
         self._new_client = new_client
         self._changed = asyncio.Event()
-        """Set when there may be another registration to connect to."""
+        """Set when there may be a new registration to connect to."""
         self._registration: Registration | None = None
         """The last registration. None before the first one."""
         self._barred: str | None = None
@@ -459,7 +466,7 @@ class DevicePlugin:
     # ------------------------------------------------------------ registrations
 
     def register(self, registration: Registration) -> None:
-        """Use a new registration. Only the last one is valid."""
+        """Use a new registration, which replaces the previous one."""
         self._registration = registration
         opening = self._opening
         if opening is not None and opening.registration.socket != registration.socket:
@@ -467,7 +474,8 @@ class DevicePlugin:
         self._changed.set()
 
     def bar(self, reason: str) -> None:
-        """Prevent the use of the plugin for this reason until `unbar`. Its registration is kept."""
+        """Prevent the use of the plugin, for this reason, until `unbar` is called. Its registration
+        is kept."""
         self._barred = reason
         self._end(reason)
 
@@ -488,17 +496,18 @@ class DevicePlugin:
             self._opening.end(error)
 
     def _wanted(self, *, untried: bool = False) -> Registration | None:
-        """Return the registration to connect to, or None."""
+        """Return the registration to connect to, or None if there is none. If `untried`, ignore a
+        registration that has been tried."""
         wanted = self._registration
         if wanted is None or wanted.used or self._barred is not None:
             return None
         return None if untried and wanted.tried else wanted
 
     async def next_registration(self, *, untried: bool = False) -> Registration:
-        """Wait for a registration to connect to. If `untried`, wait for one that was not tried
-        yet."""
-        # There is only one waiter at a time: first the life cycle, while there is no connection,
-        # and then the connection.
+        """Wait for a registration to connect to. If `untried`, wait for a registration that has not
+        been tried yet."""
+        # A single event is sufficient, because there is only one waiter at a time: the life cycle
+        # while there is no connection, and otherwise the connection.
         while (wanted := self._wanted(untried=untried)) is None:
             self._changed.clear()
             await self._changed.wait()
@@ -535,15 +544,15 @@ class DevicePlugin:
         await self._lifecycle.run()
 
     async def close(self) -> None:
-        """Close the connection. Called after the end of :meth:`run`."""
+        """Close the connection. Called after :meth:`run` has ended."""
         await self._lifecycle.close()
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the next connection. After a long connection, the first retry has no delay,
-        because the plugin must register first. A new registration shortens the delay."""
+        """Wait before the next connection. The shortest delay is skipped, because the plugin must
+        register first anyway. A new registration shortens any other delay."""
         if seconds <= lifecycle.RECONNECT_SECONDS[0]:
             return
         shortest = min(seconds, REPLACE_SECONDS)
@@ -563,7 +572,8 @@ class DevicePlugin:
             except ConnectionEndedError:
                 if self._wanted(untried=True) is None:
                     raise
-                await asyncio.sleep(REPLACE_SECONDS)  # it has registered again in the meantime
+                # The plugin has registered again in the meantime.
+                await asyncio.sleep(REPLACE_SECONDS)
             else:
                 self._connection = PluginConnection(self, client)
                 return self._connection
@@ -571,8 +581,8 @@ class DevicePlugin:
     async def open(
         self, registration: Registration, *, list_seconds: float, must_list: bool = False
     ) -> PluginClient:
-        """Connect, and wait this long for the list of devices. Raises
-        :class:`ConnectionEndedError`. With `must_list`, a missing list is an error as well."""
+        """Connect, and wait up to `list_seconds` for the device list. Raises
+        :class:`ConnectionEndedError`. If `must_list` is set, a missing list is also an error."""
         registration.tried = True
         self._opening = client = self._new_client(registration)
         is_open = False
@@ -594,7 +604,7 @@ class DevicePlugin:
         return client
 
     def retire(self, client: PluginClient) -> None:
-        """Close a client that was replaced. Its calls have a grace period."""
+        """Close a client that was replaced. Its calls in flight have a grace period."""
         client.end(ConnectionEndedError("it registered again"))
         task = asyncio.create_task(client.close(grace_seconds=REPLACED_SECONDS))
         self._retiring.add(task)

@@ -2,17 +2,17 @@
 Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 
 Each device plugin has a separate directory, so that the socket identifies the plugin that
-registers. The sockets are served while this instance is active. Like the kubelet at its start, the
-node plugin first removes all sockets from a directory, so that plugins notice and register again.
-It binds a socket under a different name, and then links it to its final path. Therefore, the socket
-already listens when it appears. gRPC removes only the file that it has bound, and never a socket
-that another process has since created at the same path. A rename would not work, because many
-plugins watch the directory for created files, and a rename does not create a file.
+registers. The sockets are served while this instance is active. As the kubelet does at its start,
+the node plugin first removes all sockets from a directory, so that plugins notice and register
+again. It binds a socket under a different name, and then links it to its final path, so the socket
+is already listening when it appears. gRPC removes only the file that it has bound, and never a
+socket that another process has since created at the same path. A rename would not work, because
+many plugins watch the directory for created files, and a rename does not create a file.
 
-A device plugin can change its directory at any time. So the node plugin holds the directory open
-while it serves the socket, and never follows a symbolic link in it.
+A device plugin can change its directory at any time. Therefore, the node plugin keeps the directory
+open while it serves the socket, and never follows a symbolic link in it.
 
-Refusals use the kubelet's messages where possible. :mod:`.plugins` decides which resources are
+Rejections use the kubelet's messages where possible. :mod:`.plugins` decides which resources are
 accepted, and the plugin of a resource decides when it connects.
 
 Does not depend on connections, devices or the kubelet's own sockets.
@@ -52,30 +52,30 @@ REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
 MAX_PER_SECOND = 10.0
 MAX_BURST = 256.0
-"""Burst of registrations, enough for a plugin that registers all of its resources after a restart.
-Further registrations wait a second before they are refused."""
+"""Maximum burst of registrations, enough for a plugin that registers all of its resources after a
+restart. Further registrations wait for one second, and are then refused."""
 
 MAX_FILE_NAME = 255
 """Maximum length of a file name on Linux."""
 
 POLL_SECONDS = 1.0
-"""Time between two checks that the sockets are in place."""
+"""How often to check that the sockets are in place."""
 
 MAX_RETRY_SECONDS = 60.0
 """Maximum delay between two attempts to serve the socket."""
 
 STOP_SECONDS = 1.0
-"""Grace period for registrations in flight during a stop."""
+"""Grace period for registrations in flight when serving stops."""
 
 MAX_CALLS = int(MAX_BURST)
 """Maximum number of concurrent registrations in one directory. A burst may arrive at once."""
 
 MAX_REQUEST_BYTES = 16 * 1024
-"""Maximum size of a registration, which has three short strings and three flags."""
+"""Maximum size of a registration request, which has three short strings and three flags."""
 
 MAX_ENTRIES = 10_000
-"""Maximum number of files in a directory that are read. The device plugin owns the directory, and
-may create any number of files."""
+"""Maximum number of directory entries to read. The device plugin owns the directory and can create
+any number of files in it."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -86,9 +86,9 @@ class Registration:
     socket: Path
     pre_start_required: bool = False
     tried: bool = False
-    """Whether the node plugin has tried to connect to it."""
+    """Whether the node plugin has tried to connect for this registration."""
     used: bool = False
-    """Whether the node plugin has connected to it."""
+    """Whether the node plugin has connected for this registration."""
 
 
 class RefusedError(Exception):
@@ -107,7 +107,7 @@ class RefusedError(Exception):
 
 
 class RegistrationService(pb_grpc.RegistrationServicer):
-    """Serves plugins that register."""
+    """Serves the Registration calls of device plugins."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         accept: Callable[[Registration], Awaitable[None]],
         diagnostics: Diagnostics,
     ) -> None:
-        """Create the service. `accept` handles a valid registration, or raises
-        :class:`RefusedError`. It must not wait for a connection."""
+        """Create the service. `accept` is called with each valid registration, and raises
+        :class:`RefusedError` to refuse it. It must not wait for a connection."""
         self._directory = directory
         self._accept = accept
         self._diagnostics = diagnostics
@@ -170,11 +170,11 @@ class RegistrationService(pb_grpc.RegistrationServicer):
 
 
 class RegistrationSockets:
-    """Serves the sockets of all directories."""
+    """Serves the registration sockets in all directories."""
 
     def __init__(self, services: Mapping[Path, RegistrationService]) -> None:
         """
-        :param services: the service of each directory.
+        :param services: the service for each directory.
         """
         self._sockets = [_Socket(directory, service) for directory, service in services.items()]
 
@@ -192,7 +192,7 @@ class RegistrationSockets:
         """Serve until canceled."""
         loop = asyncio.get_running_loop()
         while True:
-            with suppress(RuntimeError):  # no thread can be started now
+            with suppress(RuntimeError):  # no thread can be started at the moment
                 # Use one round trip to a thread for all directories.
                 losses = await asyncio.to_thread(lambda: [each.loss() for each in self._sockets])
                 for socket, loss in zip(self._sockets, losses, strict=True):
@@ -212,7 +212,7 @@ class _Socket:
         self.path = directory / REGISTRATION_SOCKET
         self.problem: str | None = None
         self.due_at = 0.0
-        """The time at which serving the socket is retried after a failure, on the loop's clock."""
+        """The time at which serving the socket is retried after a failure (loop clock)."""
         self._directory = directory
         self._service = service
         self._retry = Backoff(
@@ -220,11 +220,11 @@ class _Socket:
         )
         self._server: grpc.aio.Server | None = None
         self._descriptor: int | None = None
-        """The open directory, while the socket is served."""
+        """The file descriptor of the directory, which is open while the socket is served."""
         self._bound: tuple[int, int] | None = None
-        """Identity of the socket that this process has bound."""
+        """The identity of the socket that this process has bound."""
         self._cleaned = False
-        """Whether the directory was cleaned since the start."""
+        """Whether the directory has been cleaned since the start."""
 
     @property
     def served(self) -> bool:
@@ -331,9 +331,9 @@ def _link(directory: int, name: str) -> tuple[int, int]:
 
 
 def _identity(directory: int) -> tuple[int, int] | None:
-    """Return the identity of the socket that is in place, to distinguish it from others. None if
-    there is no socket. The file system may reuse an inode immediately, so the identity includes the
-    creation time. Blocks."""
+    """Return a value that distinguishes the socket that is in place from others, or None if there
+    is no socket. The file system may reuse an inode immediately, so the value includes the creation
+    time. Blocks."""
     try:
         found = os.stat(REGISTRATION_SOCKET, dir_fd=directory, follow_symlinks=False)
     except OSError:

@@ -1,18 +1,18 @@
 """
-All device plugins of a node, as a driver that can be hosted.
+All device plugins on a node, as a driver that can be hosted.
 
-Each resource has a separate :class:`.DevicePlugin` and pool; the listener identifies it by the
-resource's name. Each entry of the configuration has a directory, in which only its resources may
+Each resource has a separate :class:`.DevicePlugin` and pool, and its name identifies it to the
+listener. Each entry in the configuration has a directory, in which only the entry's resources can
 register. This module decides which resources may register and when they may be used, and routes the
 devices of a claim to their resources.
 
-The kubelet's own device manager must not use a resource as well. Otherwise, a device could be
-allocated twice. A resource that the kubelet served is free only after it was missing from several
-complete responses over two minutes. Any other resource must be missing from two complete responses,
-because a kubelet that has just started adds its pods one by one. A missing or incomplete response
-proves nothing.
+The kubelet's own device manager must not serve the same resource. Otherwise, a device could be
+allocated twice. A resource that the kubelet served is free only once it has been missing from
+several complete responses over two minutes. Any other resource must be missing from two complete
+responses, because a kubelet that has just started adds its pods one by one. A missing or incomplete
+response proves nothing.
 
-Does not depend on claims beyond their devices, or on slices.
+Knows only the devices of claims. Does not depend on slices.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- the kubelet's resources
 
 RESPONSE_SECONDS = 2.0
-"""Time limit for a response. A plugin that registers waits for it."""
+"""Time limit for a response from the kubelet. A plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
 """Minimum time between two complete responses before a resource that is missing from both is
 free."""
 
 CLEAR_SECONDS = 120.0
-"""How long a resource that the kubelet served must be missing. It equals the grace period of a
-stale claim. After a restart, the kubelet's device manager does not serve anything until its plugins
-have registered again."""
+"""How long a resource that the kubelet served must be missing before it is free. The value equals
+the grace period of stale claims. After a restart, the kubelet's device manager does not serve any
+resource until the plugin has registered again."""
 
 PERIOD_SECONDS = 30.0
-"""Delay between two polls while no device plugin waits for the result. After twice this time
-without a response, earlier responses are no longer valid. Therefore, there are several responses
-within `CLEAR_SECONDS`."""
+"""Delay between two polls while no device plugin is waiting for the result. After twice this time
+without a response, earlier responses are no longer valid. Therefore, `CLEAR_SECONDS` always covers
+several responses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,28 +84,30 @@ class Bar:
     """The reason as a sentence."""
 
     reason: NodeReason | None
-    """The reason in the Event. None while the wait is short."""
+    """The reason for the Event. None while the wait is still short."""
 
     of_kubelet: bool = False
     """Whether the kubelet currently serves the resource."""
 
 
 class KubeletResources:
-    """Polls the kubelet, and remembers its resources."""
+    """Polls the kubelet, and remembers which resources it serves."""
 
     def __init__(self, read: Callable[[], Awaitable[DeviceManagerResources]]) -> None:
         self._read = read
         self._named: Mapping[str, bool] = {}
         """The resources in the last response."""
         self._unknown: str | None = None
-        """The reason why the last response is missing or incomplete. None if it is complete."""
+        """The reason why the last response is missing or incomplete. None if the response is
+        complete."""
         self._complete_since: float | None = None
-        """The time since which all responses have been complete, on the loop's clock."""
+        """The time since which all responses have been complete (loop clock)."""
         self._complete_at = 0.0
-        """The time of the last complete response, on the loop's clock."""
+        """The time of the last complete response (loop clock)."""
         self._had: dict[str, float | None] = {}
-        """Resources that a device plugin wanted while the kubelet served them. The value is the
-        loop time since which the resource has been missing, or None if it is not missing."""
+        """The resources that a device plugin wanted to register while the kubelet served them. Each
+        value is the loop time since which the resource has been missing, or None if it is not
+        missing."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
@@ -150,7 +152,7 @@ class KubeletResources:
 
     @property
     def idle(self) -> bool:
-        """Whether no poll is needed until a device plugin registers."""
+        """Whether polling can stop until a device plugin registers."""
         return self.settled and not self._had
 
     def pause_seconds(self) -> float:
@@ -168,7 +170,7 @@ class KubeletResources:
                 answer = await self._read()
         except TimeoutError:
             self._note({}, f"the kubelet did not respond within {RESPONSE_SECONDS:g} s")
-        except Exception as error:  # the client is passed in, so it can raise any error
+        except Exception as error:  # the client is passed in, so it can raise anything
             self._note({}, str(error) or "the call to the kubelet failed")
         else:
             self._note(answer.resources, answer.unknown)
@@ -210,7 +212,8 @@ def _of_kubelet(resource: str, *, served: bool) -> str:
 
 TRAITS = DriverTraits(
     # There is nothing to undo, but Allocate may change a device (reset it, load a program), and
-    # must not be called for a device that another claim still has. Only the intent ensures that.
+    # must not be called for a device that another claim still holds. Only storing the intent
+    # ensures that.
     side_effects=True,
     health=True,
     parameters_type=NoParameters,
@@ -229,7 +232,7 @@ class PluginUnavailableError(EndpointStoppedError):
 
 
 class DevicePluginsSource:
-    """The source of all device plugins. Implements :class:`.DriverSource`."""
+    """The device plugins on a node, as one source of devices. Implements :class:`.DriverSource`."""
 
     foreign = True
 
@@ -246,10 +249,10 @@ class DevicePluginsSource:
     ) -> None:
         """
         Create the source. `directory` contains a directory for each entry of `plugins`. A device
-        plugin sees its own directory as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
-        returns the resources of the kubelet's own device manager. It may raise, and until there is
-        a response, no device plugin is used. `devices` reads the host's device nodes. By default,
-        it reads them where the chart mounts them.
+        plugin mounts its own directory as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
+        returns the resources of the kubelet's own device manager. It may raise, and no device
+        plugin is used until it has succeeded. `devices` reads the host's device nodes, by default
+        where the chart mounts them.
         """
         self.name = name
         self.where = where
@@ -266,7 +269,7 @@ class DevicePluginsSource:
 
 
 class DevicePlugins(Caller):
-    """The endpoint of many resources. Implements :class:`.HostedEndpoint`."""
+    """The endpoint for the resources of all device plugins. Implements :class:`.HostedEndpoint`."""
 
     blocked: str | None = None
     """The call that blocks the event loop. Always None, because the endpoint does not have a
@@ -291,7 +294,7 @@ class DevicePlugins(Caller):
             for entry, each in source.plugins.items()
         }
         self._plugins: dict[str, DevicePlugin] = {}
-        """Plugins, keyed by resource."""
+        """The plugins, keyed by resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._diagnostics = {
             entry: Diagnostics(context.report, source=entry) for entry in source.plugins
@@ -371,7 +374,8 @@ class DevicePlugins(Caller):
         if bar is not None and bar.of_kubelet:
             self._poll_kubelet.set()
             if plugin is not None:
-                # This registration is used once the kubelet no longer serves the resource.
+                # The registration is kept, and is used once the kubelet no longer serves the
+                # resource.
                 plugin.bar(bar.text)
                 plugin.register(registration)
             raise RefusedError(
@@ -381,11 +385,11 @@ class DevicePlugins(Caller):
             )
         if plugin is None:
             plugin = self._add(resource)
-        # A connected plugin was cleared before, and remains in use while the kubelet does not
+        # A connected plugin has already been cleared, and remains in use while the kubelet does not
         # respond.
         if bar is not None and plugin.unavailable is not None:
-            # The registration is accepted and need not be repeated, but it is not used until the
-            # resource is cleared.
+            # Accept the registration, so that the plugin need not repeat it, but don't use it until
+            # the resource is cleared.
             self._bar(plugin, bar)
             self._poll_kubelet.set()
         else:
@@ -444,14 +448,14 @@ class DevicePlugins(Caller):
 
 
 class ClaimRouter:
-    """Routes calls to the plugins of the resources: a claim may have devices of several resources.
-    Implements :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of the plugins
-    is unavailable. An unprepare does not need a plugin."""
+    """Routes calls to the plugins of the resources, because a claim can have devices of several
+    resources. Implements :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of
+    the plugins is unavailable. An unprepare does not need the plugins."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self.plugins: dict[str, DevicePlugin] = {}
-        """Plugins, keyed by pool."""
+        """The plugins, keyed by pool."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
