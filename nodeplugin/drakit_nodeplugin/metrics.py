@@ -1,10 +1,11 @@
 """
-The node plugin's metrics, which are few and have a low cardinality.
+The node plugin's metrics. There are few of them, and their cardinality is low.
 
-Only a limited number of pools per driver become labels, because backends choose their names. Pods
-and devices are labels of only one metric, which is limited, and which administrators must enable.
+Only a limited number of pools per driver become label values, because backends choose pool names.
+Pods and devices are labels of only one metric, which is limited, and which administrators must
+enable.
 
-Other parts of the plugin only call plain callables, which this module provides for each driver.
+Other parts of the plugin only call plain functions, which this module provides for each driver.
 :mod:`drakit_nodeplugin.host.active_driver` sets gauges of the current state at each scrape.
 """
 
@@ -25,26 +26,30 @@ from drakit_nodeplugin.state.podresources import ListedDevice
 from drakit_nodeplugin.state.records import STATES
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-"""Bucket bounds. They exceed the kubelet's timeout of 45 s, because the work continues after it."""
+"""Bucket bounds for operations. They exceed the kubelet's timeout of 45 s, because the work
+continues after that."""
 
 _STEP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 45)
-"""Bucket bounds. They are few, because each driver has a series for each of the six steps."""
+"""Bucket bounds for steps. There are few, because each driver has a series for each of the six
+steps."""
 
 _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 15)
-"""Bucket bounds. The last two are the time limits for a known claim and for any other claim."""
+"""Bucket bounds for reads of claims. The last two are the time limits for a known claim and for any
+other claim."""
 
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-"""Bucket bounds. A flush takes a fraction of a millisecond on a good disk, and seconds on a failing
-one."""
+"""Bucket bounds for transactions. A flush takes a fraction of a millisecond on a good disk, and
+seconds on a failing one."""
 
 MAX_POOLS = 16
-"""Maximum number of pools of a driver that have their own series."""
+"""Maximum number of pools per driver with their own series."""
 
 OTHER_POOLS = "(other pools)"
-"""The label of the sum of a driver's other pools. No pool can have this name."""
+"""The pool label of the series with the sum of a driver's other pools. No pool can have this
+name."""
 
 MAX_POD_DEVICES = 256
-"""Maximum number of pods' devices, per driver, that have their own series."""
+"""Maximum number of pod devices per driver with their own series."""
 
 OTHER_PODS = "(others)"
 """The pod label of the series that counts the remaining devices. No pod can have this name."""
@@ -144,8 +149,8 @@ class Metrics:
         return DriverMetrics(self, name)
 
     def forget(self, driver: str) -> None:
-        """Remove the series of a driver that is no longer served. Otherwise they would remain
-        unchanged."""
+        """Remove the series of a driver that is no longer served. Otherwise, they would keep their
+        last values."""
         for metric in (*vars(self).values(), *self.gauges.values()):
             if isinstance(metric, Counter | Gauge | Histogram):
                 metric.remove_by_labels({"driver": driver})
@@ -166,8 +171,8 @@ class DriverMetrics:
     """
     The metrics of one driver. The methods are thread-safe.
 
-    The series of claims exist from the start, because looking up labels costs more than counting,
-    and a rate needs an initial zero. Reasons come from a closed set of words.
+    The claim series exist from the start, because looking up labels costs more than counting, and a
+    rate needs an initial zero. Reasons come from a fixed set of words.
     """
 
     def __init__(self, metrics: Metrics, driver: str) -> None:
@@ -186,13 +191,13 @@ class DriverMetrics:
         self.transaction: Callable[[float], None] = metrics.transaction_seconds.labels(
             driver
         ).observe
-        """Observes the seconds of a transaction that wrote to the checkpoint."""
+        """Observes the duration, in seconds, of a transaction that wrote to the checkpoint."""
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
         self._devices = metrics.devices
         self._pod_devices = metrics.pod_devices
         self._of_pods: set[tuple[str, str, str, str]] = set()
-        """The label sets of the series of pods' devices."""
+        """The label sets of the pod device series."""
         self._pools: dict[str, DeviceCounts] = {}
         """The current values of each pool's series."""
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
@@ -208,8 +213,9 @@ class DriverMetrics:
             gauge.set(counts.get(state, 0))
 
     def set_devices(self, counts: Mapping[str, DeviceCounts]) -> None:
-        """Set the number of the driver's devices in each pool, and remove all other pools. A pool
-        that already has its own series keeps it."""
+        """Set the number of the driver's devices in each pool, and delete the series of all other
+        pools. If there are more than MAX_POOLS pools, pools that already have their own series keep
+        them."""
         if len(counts) > MAX_POOLS:
             first = sorted(counts, key=lambda pool: (pool not in self._pools, pool))[:MAX_POOLS]
             others = total(each for pool, each in counts.items() if pool not in first)
@@ -224,8 +230,8 @@ class DriverMetrics:
         self._pools = dict(counts)
 
     def set_pod_devices(self, devices: Iterable[ListedDevice]) -> None:
-        """Set the devices that pods use, and remove all others. Beyond the limit, a single series
-        counts the remaining devices."""
+        """Set the devices that pods use, and delete the series of all others. Beyond the limit, a
+        single series counts the remaining devices."""
         found = sorted({(each.pool, each.device, each.namespace, each.pod) for each in devices})
         values = dict.fromkeys(found[:MAX_POD_DEVICES], 1)
         if others := len(found[MAX_POD_DEVICES:]):
@@ -253,7 +259,7 @@ class DriverMetrics:
         self._metrics.errors.labels(self._driver, operation, reason).inc()
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Do nothing: only finished operations are counted."""
+        """Do nothing, because only finished operations are counted."""
 
     def fetched(self, seconds: float, result: FetchResult) -> None:
         """Count a read of a claim from the API server."""
@@ -272,7 +278,7 @@ class DriverMetrics:
         self._metrics.status_writes.labels(self._driver, result).inc()
 
     def diagnosed(self, reason: NodeReason) -> None:
-        """Count a problem of an endpoint."""
+        """Count a diagnostic of an endpoint."""
         self._metrics.diagnostics.labels(self._driver, reason).inc()
 
     def wrote_slice(self, verb: str, seconds: float, ok: bool) -> None:

@@ -1,8 +1,8 @@
 """
-The reasons of the node plugin's Events: closed sets of words, without data.
+The reasons of the node plugin's Events: fixed sets of words, without variable data.
 
-pyright checks each place that writes an Event, or counts a diagnostic, against them. A unit test
-compares them with the page docs/reference/events.md, which describes each.
+pyright checks that every place that writes an Event, or counts a diagnostic, uses one of them. A
+unit test compares them with the page docs/reference/events.md, which describes each reason.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ NodeReason = Literal[
     "ResourceServedByKubelet",
     "SliceNameTaken",
 ]
-"""Reasons of Events about the Node. Those of drivers, backends and device plugins are also the
-label `reason` of the metric `drakit_endpoint_diagnostics_total`."""
+"""Reasons of Events about the Node. The reasons for drivers, backends and device plugins are also
+the values of the label `reason` of the metric `drakit_endpoint_diagnostics_total`."""

@@ -1,9 +1,9 @@
 """
 Finds out why the previous process ended, if the container was restarted.
 
-A process records in a file that it is running, in which pod and in which boot, and finally why it
-ended. The next process of the same pod and boot reads the record. A process that is killed cannot
-record a reason.
+A process records in a file that it is running, in which pod and in which boot, and finally the
+reason why it ended. The next process in the same pod and boot reads the record. A process that is
+killed cannot record a reason.
 
 Functions block. The module does not depend on drivers, or on how the reason is reported.
 """
@@ -21,7 +21,7 @@ from drakit.layout import private_directory, write_private
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 500
-"""Maximum length of a reason, which becomes part of an Event's note."""
+"""Maximum length of a reason, which becomes part of an Event note."""
 
 KILLED = (
     "it was killed, for example because it exceeded its memory limit: see Last State in "
@@ -39,8 +39,8 @@ class ProcessNote:
         self._process = {"instance": instance_uid, "boot": boot_id}
 
     def begin(self) -> str | None:
-        """Record that this process is running. Return the reason why the previous process of this
-        pod ended, or None if there was none."""
+        """Record that this process is running. Return the reason why the previous process in this
+        pod ended, or None if there was no such process."""
         reason: str | None = None
         try:
             before: Any = orjson.loads(self._file.read_bytes())
@@ -54,7 +54,8 @@ class ProcessNote:
         return reason
 
     def end(self, error: BaseException | None) -> None:
-        """Record why this process ends. `error` is None if the process was asked to stop."""
+        """Record the reason why this process ends. `error` is None if the process was asked to
+        stop."""
         while isinstance(error, BaseExceptionGroup):
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         reason = STOPPED if error is None else f"{FAILED}: {error}"

@@ -1,10 +1,10 @@
 """
 The DRA service, v1 and v1beta1: translates between the kubelet's messages and the plugin's types.
 
-The service checks each call, returns a result for every claim, and logs one line per call. A
-malformed claim fails without affecting the others; :mod:`drakit_nodeplugin.claims.queue` handles
-all valid claims. While another instance of the driver is active, calls wait. The versions differ
-only in shares, which v1beta1 does not support.
+The service validates each call, returns a result for every claim, and logs one line per call. A
+malformed claim fails without affecting the others, and :mod:`drakit_nodeplugin.claims.queue`
+handles all valid claims. While another instance of the driver is active, calls wait. The versions
+differ only in shares, which v1beta1 does not support.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""The versions that the plugin reports to the kubelet, which uses the first one that it
+"""The versions that the plugin advertises to the kubelet, which uses the first one that it
 supports."""
 
 MAX_CLAIMS = 1024
 """Maximum number of claims in a call: about ten times as many as the largest pods have. gRPC
-accepts messages of 4 MiB, which can hold several hundred thousand claims. Processing those would
-block the event loop for seconds."""
+accepts messages of 4 MiB, which can contain several hundred thousand claims. Processing so many
+would block the event loop for seconds."""
 
 MAX_ERROR_CHARACTERS = 4096
-"""Maximum length of an error: more than an Event shows, and far less than a message may contain.
-Vendors write these errors."""
+"""Maximum length of an error, which can come from a vendor: more than an Event shows, and far less
+than a gRPC message can contain."""
 
 _UID = re.compile(r"[A-Za-z0-9-]{1,128}")
 """The format of a UID, which becomes part of file names and CDI device names."""
@@ -81,13 +81,14 @@ def _shown(text: str) -> str:
 
 
 def _sendable(error: str) -> str:
-    """Replace invalid characters in an error. gRPC rejects them, and the whole call would fail."""
+    """Replace invalid characters in an error. gRPC would reject them, and the whole call would
+    fail."""
     text = error.encode(errors="backslashreplace").decode()
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
 
 
 class ClaimCalls:
-    """The calls of one driver, in all versions of the service."""
+    """The kubelet's calls for one driver, in all versions of the service."""
 
     def __init__(self, driver: str, *, response_seconds: float) -> None:
         """Create the calls of a driver. Calls wait until :meth:`serve` is called."""
@@ -106,7 +107,7 @@ class ClaimCalls:
         """Count a call as in flight until its response is sent or its caller disconnects."""
         self.in_flight += 1
         self._idle.clear()
-        # gRPC's stubs accept only instances of gRPC's own class.
+        # The cast is needed because the type stubs accept only gRPC's own context class.
         context.add_done_callback(cast("Any", self._ended))
 
     def serve(self, queue: ClaimQueue | None) -> None:
@@ -132,7 +133,7 @@ class ClaimCalls:
     async def handle(
         self, operation: Operation, claims: Sequence[ClaimReference], *, method: str
     ) -> Mapping[str, ClaimResult]:
-        """Return exactly one result for each UID of a call."""
+        """Handle a call. Return exactly one result for each UID."""
         with logs.request_scope(logs.new_request_id()):
             began = asyncio.get_running_loop().time()
             answers: dict[str, ClaimResult] | None = None
@@ -209,7 +210,7 @@ class ClaimCalls:
 
 
 class _Claim(Protocol):
-    """The fields that the claim messages of both versions have."""
+    """The fields that the claim messages of both versions share."""
 
     namespace: str
     uid: str
@@ -275,7 +276,7 @@ class _Dra:
 
 
 def add_dra_services(server: grpc.aio.Server, calls: ClaimCalls) -> None:
-    """Serve both versions. They share a claim's work in flight."""
+    """Serve both versions, which share work in flight on a claim."""
     first: Any = _Dra(calls, "v1", v1)
     v1_grpc.add_DRAPluginServicer_to_server(first, server)
     second: Any = _Dra(calls, "v1beta1", v1beta1)

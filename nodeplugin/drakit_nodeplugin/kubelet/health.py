@@ -1,12 +1,12 @@
 """
-Device health for the kubelet: streams that send all devices at the start, then changes, and
+Device health for the kubelet. A stream sends all devices at the start, then changes, and
 periodically all devices again.
 
-The kubelet considers a device's health valid for a timeout, which each message contains. So the
-stream sends all health again after a third of that time. Kubelet 1.36 requests the v1alpha1 stream
-from every plugin, advertised or not, and logs an error every 5 s if the stream is missing. For a
-driver without health, that stream stays open and sends nothing, so the status of pods does not
-change. Since 1.37, kubelets request only advertised services.
+The kubelet considers a device's health valid for a timeout, which each message contains. Therefore,
+the stream sends the health of all devices again after a third of that time. Kubelet 1.36 requests
+the v1alpha1 stream from every plugin, advertised or not, and logs an error every 5 s if the stream
+is missing. For a driver without health, that stream stays open and sends nothing, so the pod status
+does not change. Since 1.37, kubelets request only advertised services.
 
 The source (:class:`.DeviceManager`) decides the health of a device.
 """
@@ -36,20 +36,20 @@ PACE_SECONDS = 0.2
 five messages per second."""
 
 MAX_DEVICES = 500
-"""Maximum number of devices in a message. With the longest names and messages of devices, the size
-is below 1 MiB; the kubelet accepts 4 MiB."""
+"""Maximum number of devices in a message. Even with the longest device names and messages, the size
+is below 1 MiB. The kubelet accepts 4 MiB."""
 
 MAX_MESSAGE_BYTES = 1024
-"""Maximum size of a device's message. The kubelet truncates longer ones: it counts bytes, and
-splits characters."""
+"""Maximum size of a device's message. The kubelet truncates longer messages by bytes, which can
+split a character."""
 
 CUT = "..."
 
 MAX_LOGGED = 10
-"""Maximum number of devices that one log line names. Other devices are only counted."""
+"""Maximum number of devices to list in a log line. Other devices are only counted."""
 
 MAX_LOGGED_CHARACTERS = 200
-"""Maximum length of a device's message in the log. Vendors write these messages."""
+"""Maximum length of a device's message in the log. These messages can come from vendors."""
 
 GONE = "the driver no longer lists the device"
 
@@ -61,11 +61,11 @@ class HealthService:
         """Create the service. The kubelet considers a device's health valid for
         `timeout_seconds`."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
-        """The timeout in whole seconds, which is the unit in the messages."""
+        """The timeout in whole seconds, as in the messages."""
 
         self._source: DeviceManager | None = None
-        """The source of the reports. None for a driver without health, and while another instance
-        of the driver is active."""
+        """The source of the health. None for a driver without health, and while another instance of
+        the driver is active."""
 
         self._reports_health = reports_health
         self._driver = driver
@@ -89,7 +89,7 @@ class HealthService:
         )
         if not self._reports_health:
             return
-        # Import lazily: most drivers do not report health, and don't need these messages.
+        # Import lazily, because most drivers do not report health, and don't need these messages.
         from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
         from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
 
@@ -98,8 +98,9 @@ class HealthService:
         )
 
     def serve(self, source: DeviceManager | None) -> None:
-        """Report the health of this source, including in streams that already wait for one. Without
-        a source, end the streams. Streams that the kubelet opens afterwards wait."""
+        """Report the health from this source, including in streams that are already waiting for a
+        source. If the source is None, end the streams. Streams that the kubelet opens after that
+        wait for a source."""
         if not self._reports_health or self._stopped.is_set():
             return
         self._source = source
@@ -116,7 +117,7 @@ class HealthService:
         return not self._stopped.is_set()
 
     def end(self) -> None:
-        """End all streams, including future ones, which would delay the stop of the server."""
+        """End all current and future streams, because they would delay the stop of the server."""
         self._stopped.set()
         self._ended.set()
 
@@ -163,8 +164,9 @@ class HealthServicer:
         await context.send_initial_metadata(())
         if not await self._service.until_served():
             return
-        # A cancellation (the kubelet hung up) must propagate out of this function: grpc.aio leaks
-        # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
+        # A cancellation (the kubelet has disconnected) must propagate out of this function:
+        # grpc.aio leaks the call if the stream swallows the cancellation
+        # (github.com/grpc/grpc/issues/43360).
         with self._service.stream(self._method) as subscription:
             while (part := await subscription.next()) is not None:
                 yield self._messages.NodeWatchResourcesResponse(
@@ -185,10 +187,10 @@ class HealthServicer:
 
 class StreamLog:
     """
-    The log lines of one stream, which have their own request ID.
+    Logs the events of one stream, which has its own request ID.
 
-    The ID is set only for each line, because a stream is an asynchronous generator. It may be
-    closed in a different context from the one that started it.
+    The ID is set separately for each line, because a stream is an asynchronous generator, which may
+    be closed in a different context from the one in which it was started.
     """
 
     def __init__(self, driver: str, method: str) -> None:
@@ -219,7 +221,7 @@ def _in_words(health: DeviceHealth) -> str:
 
 
 class Subscription:
-    """The state of one subscriber: the reports that were sent, and those to send next."""
+    """The state of one subscriber: the reports that have been sent, and those to send next."""
 
     def __init__(
         self,
@@ -266,7 +268,8 @@ class Subscription:
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number
         before, states = self._states, source.health_states()
-        # Without this, a source that changes continuously would delay the resend.
+        # Check the time here as well, because a source that changes continuously would otherwise
+        # delay the resend.
         resend = resend or now >= self._resend_at
         if resend:
             self._resend_at = now + self._resend_seconds
@@ -294,8 +297,8 @@ def _gone(state: DeviceHealth) -> DeviceHealth:
 
 
 async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool:
-    """Wait until one of the coroutines ends, or until a time on the loop's clock. Return whether
-    one ended."""
+    """Wait until one of the coroutines ends, or until a time (loop clock). Return whether one
+    ended."""
     left_seconds = max(0.0, until - asyncio.get_running_loop().time())
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:

@@ -2,16 +2,17 @@
 The kubelet-facing servers of one driver: registration, gRPC and their probe.
 
 Start order: the DRA socket must listen before the registration socket appears, because the kubelet
-calls the driver immediately. The servers run in every instance of a driver; calls wait while
+calls the driver immediately. The servers run in every instance of a driver. Calls wait while
 another instance is active.
 
-Stop order: calls in flight get their responses first. Then the server removes the registration
-socket, because the kubelet closes its connection within a second of that. The DRA socket follows.
+Stop order: first, calls in flight get their responses. Next, the server removes the registration
+socket. It does not do so earlier, because the kubelet closes its connection within a second after
+that. Last, it removes the DRA socket.
 
 While the servers run, they recreate lost sockets. A kubelet that restarts registers the driver
 again. A kubelet that rejected the driver retries only after the registration socket was recreated.
 
-:mod:`.sockets` handles the files; :mod:`.dra` and :mod:`.health` implement the other services.
+:mod:`.sockets` handles the files, and :mod:`.dra` and :mod:`.health` implement the other services.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registr
 logger = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 40.0
-"""Time limit for the response to a call. The work may continue after it. The kubelet's own timeout
-is 45 s."""
+"""Time limit for the response to a call. The work may continue after that. The kubelet's own
+timeout is 45 s."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
 """How long the kubelet considers a device's health valid."""
@@ -58,11 +59,11 @@ RETRY_SECONDS = (1.0, 60.0)
 doubles."""
 
 PROBE_SECONDS = 1.0
-"""Time limit for each call of a probe. The kubelet's timeout for GetInfo is the same."""
+"""Time limit for each call that a probe makes. The kubelet's timeout for GetInfo is the same."""
 
 _CUT_SECONDS = 1.0
-"""Grace period for calls when their server stops. Their work has ended, or continues without
-them."""
+"""Grace period for calls when their server stops. By then, the work of a call has ended, or
+continues without the call."""
 
 _MAX_CALLS = 1024
 """Maximum number of concurrent calls on a socket. The kubelet makes a few calls for each pod that
@@ -71,7 +72,7 @@ starts or stops."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistrationStatus:
-    """The kubelet's last response."""
+    """The registration state, as last reported by the kubelet."""
 
     state: Literal["never asked", "registered", "rejected"] = "never asked"
     reason: str | None = None
@@ -94,7 +95,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
 
     def __init__(self, driver: str, *, dra_socket: Path, versions: Sequence[str]) -> None:
         self.status = RegistrationStatus()
-        """The kubelet's last response."""
+        """The state according to the kubelet's last response."""
         self.registered = asyncio.Event()
         """Set at the first successful registration, and never cleared."""
         self._driver = driver
@@ -110,7 +111,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
 
     def retry_due(self, now: float) -> bool:
         """Return whether the socket must be recreated now, so that the kubelet retries.
-        Thread-safe; `now` is the loop's time."""
+        Thread-safe. `now` is the loop time."""
         retry_at = self._retry_at
         return retry_at is not None and now >= retry_at
 
@@ -153,9 +154,9 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
 
 class SocketGuard:
     """
-    Detects that a socket's path no longer leads to this process.
+    Detects when the path of a socket no longer leads to this process.
 
-    The server itself does not notice: it keeps listening on a socket that no client can reach.
+    The server itself does not notice this: it keeps listening on a socket that no client can reach.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,13 +164,14 @@ class SocketGuard:
         self._identity: tuple[int, int] | None = None
 
     def remember(self) -> None:
-        """Record the current file as ours, and restrict its permissions to root."""
+        """Record the current file as this process's socket, and restrict its permissions to
+        root."""
         with restricted_socket(self.path, 0o600) as opened:
             found = os.fstat(opened)
         self._identity = found.st_dev, found.st_ino
 
     def lost(self) -> str | None:
-        """Return the problem with our socket, or None if there is none."""
+        """Return the problem with this process's socket, or None."""
         found = self._identity_now()
         if found is None:
             return "it was removed"
@@ -193,7 +195,7 @@ class _SocketServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Start to listen. Raises :class:`SocketError`."""
+        """Start listening. Raises :class:`SocketError`."""
         server = grpc.aio.server(maximum_concurrent_rpcs=_MAX_CALLS)
         self._add_services(server)
         self._server = server
@@ -215,7 +217,7 @@ class _SocketServer:
         """
         Listen on a new socket at the same path.
 
-        Stop the old server first, because a stopping server removes any file at its path.
+        Stops the old server first, because a stopping server removes any file at its path.
         """
         await self.stop(grace_seconds=_CUT_SECONDS)
         await self.start()
@@ -232,8 +234,8 @@ class DriverServer:
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         response_seconds: float = RESPONSE_SECONDS,
     ) -> None:
-        """Create the servers. Without `reports_health`, the driver does not advertise a health
-        service."""
+        """Create the servers. The driver advertises a health service only if `reports_health` is
+        set."""
         self.name = driver_name = paths.driver
         self.paths = paths
         self._retry = Backoff(*RETRY_SECONDS, jitter=0)
@@ -292,14 +294,14 @@ class DriverServer:
         self._health.serve(health)
 
     async def forget_ended(self) -> None:
-        """Remove the sockets of instances that have ended, so that the kubelet stops calling
+        """Remove the sockets of instances that have ended, so that the kubelet does not call
         them."""
-        with suppress(OSError):  # the next start removes them
+        with suppress(OSError):  # the next start removes the remaining sockets
             await asyncio.to_thread(remove_stale_sockets, self.paths)
 
     def register_again(self) -> None:
         """Make `run` recreate the registration socket, because the kubelet calls the instance that
-        registered last. Don't do so while calls are in flight, because the kubelet would cancel
+        registered last. Don't call this while calls are in flight, because the kubelet would cancel
         them."""
         self._is_superseded = True
 
@@ -313,7 +315,7 @@ class DriverServer:
         time, and does not raise.
         """
         self._calls.refuse()
-        # The work of calls in flight has a result, which may not have been sent yet.
+        # The results of calls in flight are known by now, but may not have been sent yet.
         await self._step(self._calls.drain(timeout_seconds=_CUT_SECONDS))
         await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
@@ -328,10 +330,10 @@ class DriverServer:
 
     async def probe(self) -> str | None:
         """
-        Call our own sockets as the kubelet does. Return the problem, or None.
+        Call this process's own sockets as the kubelet does. Return the problem, or None.
 
-        A prepare without claims must return no claims: it tests all of these servers, but no part
-        of the engine.
+        A prepare without claims must return no claims. It tests all of these servers, but does not
+        involve the engine.
         """
         registration, dra = self.paths.sockets
         try:
@@ -370,7 +372,7 @@ class DriverServer:
 
     async def _recreate_sockets(self) -> None:
         if await self._lost(self._dra_server):
-            # The kubelet's connection reconnects to the new socket automatically.
+            # The kubelet reconnects to the new socket automatically.
             await self._dra_server.recreate()
         lost = await self._lost(self._registration_server)
         if lost or self._register_due(asyncio.get_running_loop().time()):

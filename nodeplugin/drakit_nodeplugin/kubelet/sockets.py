@@ -1,10 +1,10 @@
 """
 The sockets of one instance of a driver: their paths, and the removal of stale sockets.
 
-Socket names contain the instance (the pod's UID). So the two instances of a rolling update never
-share a path, and a new instance never reuses the path of an old one. If an instance is killed, its
-sockets remain on disk. The next instance removes the driver's sockets that refuse connections, but
-never those of live instances or other drivers.
+Socket names contain the instance (the pod UID). Therefore, the two instances in a rolling update
+never share a path, and a new instance never reuses the path of an old one. If an instance is
+killed, its sockets remain on disk. The next instance removes the driver's sockets that refuse
+connections, but never the sockets of running instances or other drivers.
 
 :mod:`drakit_nodeplugin.state.lock` decides which instance is active. The module does not depend on
 gRPC or on the services behind the sockets.
@@ -29,14 +29,14 @@ from drakit_daemon.sockets import is_socket, refuses_connections
 logger = logging.getLogger(__name__)
 
 PREDECESSOR_SECONDS = 5.0
-"""Maximum wait for a process with the same pod UID to end: the previous container may still be
-stopping."""
+"""Maximum time to wait for another process with the same pod UID to end. The previous container may
+still be stopping."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 _HASH = r"(?=.{0,10}[A-Z_])[A-Za-z0-9_-]{11}"
-"""A hash that cannot be part of another driver's name, because driver names contain neither
-capitals nor ``_``."""
+"""Matches a hash. It cannot be part of another driver's name, because driver names contain neither
+capital letters nor ``_``."""
 
 _PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -52,7 +52,7 @@ class SocketPaths:
     driver: str
 
     home: Path
-    """drakit's directory on the node, which all drivers share."""
+    """drakit's directory on the node, which is common to all drivers."""
 
     data: Path
     """The driver's directory, which its instances share."""
@@ -70,9 +70,10 @@ class SocketPaths:
 
 def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
     """
-    Return the paths of an instance. Hashes replace long names until the paths fit.
+    Return the socket paths of an instance. Hashes replace long names until the paths are short
+    enough.
 
-    The registration socket has the same name as with Kubernetes' own helper. Raises
+    The registration socket has the same name as with the Kubernetes plugin helper. Raises
     :class:`SocketError`.
     """
     if not kubelet_root.is_absolute():
@@ -90,7 +91,7 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
             [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
             + [registry / f"dra-{long}-reg.sock"]
         ),
-        # The last candidate is outside of the driver's directory, whose name can be 63 characters
+        # The last candidate is outside the driver's directory, whose name can be 63 characters
         # long.
         dra=_first_that_fits(
             [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
@@ -152,8 +153,8 @@ def remove_sockets(paths: SocketPaths) -> None:
 
 
 def _wait_for_predecessor(paths: SocketPaths) -> None:
-    """Wait until no other process serves our sockets, because binding a socket would take it
-    over."""
+    """Wait until no other process serves this instance's sockets, because binding a socket would
+    take it over."""
     until = time.monotonic() + PREDECESSOR_SECONDS
     while served := [p for p in paths.sockets if is_socket(p) and not refuses_connections(p)]:
         if time.monotonic() > until:
@@ -165,8 +166,8 @@ def _wait_for_predecessor(paths: SocketPaths) -> None:
 
 
 def _sockets_of(paths: SocketPaths) -> Iterator[Path]:
-    """Yield the sockets of all instances of a driver. Matching whole UIDs, and hashes that cannot
-    be part of a name, excludes drivers with longer names."""
+    """Yield the sockets of all instances of a driver. To exclude drivers with longer names, only
+    complete UIDs, and hashes that cannot be part of a name, are matched."""
     name, own = re.escape(paths.driver), re.escape(_hash(paths.driver))
     patterns = {
         paths.registration.parent: rf"({name}-({_UUID}|{_HASH})|dra-{own}.{{11}})-reg\.sock",

@@ -1,12 +1,12 @@
 """
 The ResourceSlices of one driver on one node in the API server: requests in the served API version,
-a store of the slices, the Node that owns them, and the writes of a pool's plan.
+a store of the slices, the Node that owns them, and the writes for a pool.
 
 The node plugin represents slices as in ``resource.k8s.io/v1``. Listed slices are projected page by
 page, because all slices of a full node are large as JSON. The response to a write and the watch
-both report a slice, in any order, so the newer report applies. After a restore of etcd, a new slice
-can have a lower version than an old one. So the results of a list, and of a read after a conflict,
-apply regardless of their versions.
+both report a slice, in any order, so the newer report applies. After etcd has been restored, a new
+slice can have a lower version than an old one. Therefore, the results of a list, and of a read
+after a conflict, apply regardless of their versions.
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ logger = logging.getLogger(__name__)
 
 Verb = Literal["create", "update", "delete"]
 OnWrite = Callable[[Verb, float, bool], None]
-"""Called after each write: the verb, the seconds that it took, and whether it succeeded."""
+"""Called after each write, with the verb, the duration in seconds, and whether the write
+succeeded."""
 
 KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 20
-"""Slices per page. Each has up to 128 devices, and a page is parsed as a whole."""
+"""Number of slices per page. A slice has up to 128 devices, and a page is parsed as a whole."""
 
 MAX_KEPT = 1000
-"""Maximum number of features and extra fields that are known to be kept. Beyond that, all are
-checked again."""
+"""Maximum number of features and extra fields to remember as kept. Beyond that, all are checked
+again."""
 
 RETRY_SECONDS = (2.0, 60.0)
-"""Initial and maximum delay after a failed write. The delay doubles, with jitter."""
+"""Initial and maximum delay after a failed write. The delay doubles each time, with jitter."""
 
 
 class SliceApi:
-    """Requests in the served API version. It is also a
+    """Makes requests in the served API version. It is also a
     :class:`~drakit_daemon.kube.reflector.Collection`."""
 
     def __init__(self, session: Session, *, driver: str, node: str, on_write: OnWrite) -> None:
@@ -117,15 +118,15 @@ class SliceApi:
     # ------------------------------------------------------------ single slices
 
     async def get(self, name: str) -> StoredSlice:
-        """Return the slice with this name, which may belong to another driver or node."""
+        """Return the slice with a name, which may belong to another driver or node."""
         version = await self._served()
         async with self._guarded():
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
     async def write(self, body: Object, *, exists: bool, dry_run: bool = False) -> dict[str, Any]:
-        """Create or replace a slice. Return it as the API server stored it, or as it would without
-        `dry_run`."""
+        """Create or replace a slice. Return it as stored by the API server, or, with `dry_run`, as
+        it would be stored."""
         version = await self._served()
         sent = to_version(body, version)
         verb = "update" if exists else "create"
@@ -180,7 +181,7 @@ class SliceApi:
 
 
 class SliceStore:
-    """Slices, keyed by name. Empty until all have been listed once."""
+    """The known slices, keyed by name. Empty until all slices have been listed once."""
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
@@ -210,8 +211,8 @@ class SliceStore:
         return bool(before.keys() - self._slices.keys())
 
     def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
-        """Keep a slice that was read because `held` is outdated. If the store already has another
-        version, keep the newer one."""
+        """Store a slice that was read because `held` is outdated. If `held` has been replaced in
+        the meantime, keep the newer version."""
         if self._slices.get(new.name) is held:
             self._slices[new.name] = new
         else:
@@ -240,7 +241,7 @@ class SliceStore:
 
 
 class NodeOwner:
-    """The UID of this plugin's Node, which owns the slices. It is read when needed."""
+    """The UID of this plugin's Node, which owns the slices. The UID is read when it is needed."""
 
     def __init__(self, session: Session, node: str) -> None:
         self._session = session
@@ -250,14 +251,14 @@ class NodeOwner:
         self._reads = 0
 
     def forget(self) -> None:
-        """Read the UID again next time: an administrator may have replaced the Node, which deletes
-        its slices."""
+        """Read the UID again next time, because an administrator may have replaced the Node, which
+        deletes its slices."""
         self._uid = None
 
     async def uid(self, *, again: bool = False) -> str:
         """Return the UID, read again if requested. Raises ApiError."""
         reads = self._reads
-        async with self._reading:  # many pools ask at the same time
+        async with self._reading:  # many pools may request the UID at the same time
             if self._uid is None or (again and self._reads == reads):
                 node = await self._session.get(self._path)
                 self._uid = str(node["metadata"]["uid"])
@@ -273,12 +274,12 @@ def _not_served(message: str, *, method: str, path: str) -> ApiError:
     return ApiError(status=404, reason="NotServed", message=message, method=method, path=path)
 
 
-# ---------------------------------------------------------------- writes of a pool
+# ---------------------------------------------------------------- writes for a pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolContext:
-    """The objects that the pools of a driver share."""
+    """The objects that all pools of a driver share."""
 
     manager: DeviceManager
     node: str
@@ -289,13 +290,14 @@ class PoolContext:
     """Returns the features that the API server is known to drop."""
 
     on_dropped: Callable[[Collection[Feature]], bool]
-    """Called with the features that a response lacks. Returns whether this invalidates plans."""
+    """Called with the features that are missing from a response. Returns whether this invalidates
+    plans."""
 
     kept: set[Feature | str]
     """The features and paths of extra fields that the API server keeps, as dry runs have shown."""
 
     on_name_taken: Callable[[str], None]
-    """Called with a sentence about an object that uses the name of a slice."""
+    """Called with a message about an object that uses the name of a slice."""
 
     on_rejected: Callable[[Mapping[str, str]], None]
     """Called with the reasons why devices are not published, keyed by ``pool/device`` with the
@@ -312,7 +314,7 @@ class DroppedError(Exception):
 
 
 class Verdict(Enum):
-    """The result of the dry runs of a plan."""
+    """The result of the dry runs for a plan."""
 
     ACCEPTED = "accepted"
     PLAN_AGAIN = "plan again"
@@ -324,13 +326,13 @@ class Verdict(Enum):
 
 class PoolWriter:
     """
-    The writes of one pool. All times are on the loop's clock.
+    Makes the writes for one pool. All times are in loop time.
 
     The responses of the API server show what it does not accept:
 
-    * Another client may have created a slice with one of our names for another driver or node. New
-      slices then get unguessable names.
-    * A device that a rejection names is rejected until it changes.
+    * Another client may have created a slice for another driver or node under a name that the pool
+      needs. New slices then get unguessable names.
+    * A device that is named in a rejection is rejected until it changes.
     * A slice that is rejected for any other reason is retried later, because a policy of the
       cluster may have rejected it. The other slices are still written, unless the pool would be
       incomplete.
@@ -342,16 +344,17 @@ class PoolWriter:
         """The slices that were correct after their last write or check, keyed by name."""
 
         self.error: str | None = None
-        """The reason why slices are rejected, or None."""
+        """The reason why the API server rejects slices, or None."""
 
         self.refused: dict[str, SliceContent] = {}
         """The rejected contents, keyed by slice name."""
 
         self.refused_layout: dict[str, SliceContent] = {}
-        """The contents that dry runs rejected, keyed by slice name. The plan was not written."""
+        """The contents that dry runs have rejected, keyed by slice name. Their plan was not
+        written."""
 
         self.refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
-        """The devices that rejections named, and the reasons."""
+        """The devices named in rejections, with the reasons, keyed by name."""
 
         self.retry_at = 0.0
         """The time at which rejected slices are retried."""
@@ -360,7 +363,7 @@ class PoolWriter:
         """The secret in the names of new slices. Empty until a name is taken."""
 
         self._renaming = False
-        """Whether a name was taken in the last round."""
+        """Whether a name was found to be taken in the last round."""
 
         self._context = context
         self._pool = pool
@@ -376,11 +379,12 @@ class PoolWriter:
 
     async def check(self, plan: Plan) -> Verdict:
         """
-        Use dry runs to check what must be known before the first write.
+        Use dry runs to detect rejections and dropped fields that must be known before the first
+        write.
 
-        A refusal between the writes of a layout would leave the pool incomplete. An API server that
-        drops taints would make a broken device available, even if only briefly. Some other fields
-        that it may drop have the same effect.
+        A rejection between the writes of a layout would leave the pool incomplete. An API server
+        that drops taints would make a broken device available, even if only briefly. Some other
+        dropped fields have the same effect.
         """
         writes = (*plan.replace, *plan.create)
         if plan.changes_layout and any(map(self._is_refused, writes)):
@@ -412,7 +416,7 @@ class PoolWriter:
         return verdict
 
     def _is_refused(self, write: SliceWrite) -> bool:
-        """Return whether the API server has rejected this layout, apart from taints."""
+        """Return whether dry runs have rejected this content, ignoring taints."""
         before = self.refused_layout.get(write.name)
         return before is not None and compare_contents(before, write.content) in (
             Difference.NONE,
@@ -425,7 +429,7 @@ class PoolWriter:
 
     async def write(self, plan: Plan) -> bool:
         """Make the writes of a plan. Return whether the rest of the pool must be planned again,
-        without devices that the API server refuses."""
+        without devices that the API server rejects."""
         errors: list[ApiError] = []
         again = False
         for each in plan.delete:
@@ -468,7 +472,7 @@ class PoolWriter:
                 self._rename(write.name, found)
             raise
         except (ConflictError, NotFoundError):
-            # The store is outdated.
+            # Read the slice, because the store is outdated.
             await self._read(write.name)
             raise
         except ForbiddenError as error:
@@ -477,10 +481,10 @@ class PoolWriter:
             raise
         dropped = dropped_from_slice(body, answer)
         if dry_run:
-            # Another pool may have reported it already.
+            # Another pool may have already reported the dropped fields.
             if self._context.on_dropped(dropped) or dropped & write.needed_features:
                 raise DroppedError
-            if len(self._context.kept) > MAX_KEPT:  # the driver keeps inventing field names
+            if len(self._context.kept) > MAX_KEPT:  # the driver keeps using new field names
                 self._context.kept.clear()
             self._context.kept.update(write.needs)
             return
@@ -531,8 +535,8 @@ class PoolWriter:
         return (found.driver, found.node, found.pool) == ours
 
     async def _read(self, name: str) -> StoredSlice | None:
-        """Read a slice again, because the stored one is outdated. It may now belong to another
-        node."""
+        """Read a slice again, because the stored version is outdated. The slice may now belong to
+        another node."""
         store = self._context.store
         held = store.find(name)
         try:

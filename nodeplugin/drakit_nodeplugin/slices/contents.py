@@ -1,10 +1,10 @@
 """
-The content of one slice, stored and desired: its JSON, and the difference of two contents. Pure
-functions.
+The stored and the desired content of one slice: its JSON, and the difference between two contents.
+Pure functions.
 
 As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
-So the rarely needed parts of a stored slice remain compressed JSON. :mod:`.packing` decides which
-slice contains a device; :mod:`.plan` decides when to write a difference.
+Therefore, the rarely needed parts of a stored slice remain compressed JSON. :mod:`.packing` decides
+which slice contains a device, and :mod:`.plan` decides when to write a difference.
 
 Does not depend on pools, generations or the API server.
 """
@@ -42,7 +42,8 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.taints import DOMAIN
 
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
-"""Fields of a spec that select nodes. Our slices use only ``nodeName``."""
+"""The fields of a spec, besides ``nodeName``, that select nodes. The node plugin's own slices use
+only ``nodeName``."""
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -52,7 +53,7 @@ class StoredSlice:
     name: str
     uid: str
     version: str
-    """``metadata.resourceVersion``."""
+    """The slice's ``metadata.resourceVersion``."""
 
     driver: str
     node: str
@@ -66,24 +67,25 @@ class StoredSlice:
     """The number of slices of the pool at this generation (``resourceSliceCount``)."""
 
     owners: tuple[str, ...]
-    """UIDs of the owner references."""
+    """The UIDs in the owner references."""
 
     foreign_selection: bool
-    """Whether the slice selects nodes by fields other than ``nodeName``. Our slices never do."""
+    """Whether the slice selects nodes by fields other than ``nodeName``. The node plugin's own
+    slices never do."""
 
     devices: tuple[str, ...]
-    """Names of the devices, in order."""
+    """The device names, in order."""
 
     counter_sets: tuple[str, ...]
     partition_type: str
-    """The attribute with the type of partitions, or an empty string."""
+    """The attribute that contains the partition type, or an empty string."""
 
     metadata: Mapping[str, Any]
     """The metadata without managed fields. Entries of other clients are kept when the slice is
     replaced."""
 
     content: bytes
-    """Devices and counter sets as JSON, compressed."""
+    """The devices and counter sets, as compressed JSON."""
 
     @classmethod
     def of(cls, body: Object) -> StoredSlice:
@@ -112,7 +114,7 @@ class StoredSlice:
         )
 
     def bodies(self) -> tuple[dict[str, Object], dict[str, Object]]:
-        """Return the JSON of its devices and of its counter sets, keyed by name."""
+        """Return the JSON of the devices and of the counter sets, each keyed by name."""
         devices, sets = orjson.loads(zlib.decompress(self.content))
         return (
             {text(device, "name"): device for device in devices},
@@ -134,7 +136,7 @@ def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], Pub
 
 
 def _seconds(time: str) -> int | None:
-    """Parse an API time (RFC 3339) as seconds since 1970. Return None if it is malformed."""
+    """Parse an API time (RFC 3339) to a Unix timestamp. Return None if it is malformed."""
     try:
         return int(datetime.fromisoformat(time).timestamp())
     except ValueError:
@@ -143,8 +145,7 @@ def _seconds(time: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceContent:
-    """The desired content of a slice. Comparisons use the desired content, never the stored
-    content."""
+    """The desired content of a slice."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
     """The devices, in the order in which the allocator tries them."""
@@ -152,16 +153,15 @@ class SliceContent:
     counter_sets: Mapping[str, CounterSet | None] = field(
         default_factory=dict[str, "CounterSet | None"]
     )
-    """The counter sets. The value None keeps the published content."""
+    """The counter sets, keyed by name. The value None keeps the published content."""
 
     partition_type: str | None = ""
-    """The attribute with the type of partitions. None keeps the published one."""
+    """The attribute that contains the partition type. None keeps the published one."""
 
 
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
-    """Return the attribute with the type of partitions for a slice with these devices. The API
-    requires that at least one device consumes counters, and that each of these devices has the
-    attribute."""
+    """Return the partition type attribute for a slice with these devices. The API requires that at
+    least one device consumes counters, and that each of these devices has the attribute."""
     if not attribute:
         return attribute
     if any(each.device is None for each in devices):
@@ -204,10 +204,10 @@ class Chosen:
     """Whether other published counter sets are kept."""
 
     partition_type: str | None
-    """The attribute with the type of partitions. None keeps the published one."""
+    """The attribute that contains the partition type. None keeps the published one."""
 
     rejected: Mapping[str, str]
-    """The reasons why devices are not published, as sentences, keyed by device name."""
+    """The reasons why devices are not published, keyed by device name."""
 
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
@@ -251,7 +251,8 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
 
 
 def describe(dropped: Collection[Feature]) -> str:
-    """Describe device fields for users, with the feature gates that are likely disabled."""
+    """Describe dropped device fields for users, with the feature gates that are probably
+    disabled."""
     if {*dropped} == {Feature.OTHER}:
         return "some device fields"
     return f"these device fields: {_listed(dropped)}"
@@ -283,8 +284,8 @@ _EFFECTS = {
 
 
 def effects(dropped: Collection[Feature], pools: Iterable[DesiredPool]) -> str:
-    """Describe to users how the node plugin publishes the devices with these features, which the
-    API server drops."""
+    """Describe for users how the node plugin publishes devices with these features, which the API
+    server drops."""
     affected = [pool for pool in pools if _uses(pool.devices, dropped)]
     if affected and all(pool.fallback is not None for pool in affected):
         replaced = "the node plugin publishes the driver's fallback instead"
@@ -343,9 +344,8 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 
 
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
-    """Return the difference between the current desired content of a slice and the one that the
-    slice had before, or None if only :func:`compare` can decide. Unchanged parts are the same
-    objects."""
+    """Return the difference between the previous and the current desired content of a slice, or
+    None if only :func:`compare` can decide. Unchanged parts are the same objects."""
     if list(before.devices) != list(wanted.devices):
         return Difference.CONTENT
     if wanted.partition_type is not None and before.partition_type != wanted.partition_type:
@@ -393,11 +393,11 @@ def same_content(before: SliceContent, wanted: SliceContent) -> bool:
 
 def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[str, Any]:
     """
-    Return the part of ``ResourceSlice.spec`` that a content describes.
+    Return the part of ``ResourceSlice.spec`` for a content.
 
-    `stored` are the published slices with its devices. If only the name of a device is known, its
-    published body is kept, except for our taints. A taint that is already published keeps the time
-    at which it was added.
+    `stored` are the published slices that contain its devices. If only the name of a device is
+    known, its published body is kept, except for the node plugin's taints. A taint that is already
+    published keeps the time at which it was added.
     """
     devices: dict[str, Object] = {}
     sets: dict[str, Object] = {}
@@ -429,7 +429,7 @@ def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
     taints = [_taint_body(taint, times.get(_key(taint))) for taint in wanted.taints]
     if wanted.device is not None:
         return device_body(wanted.device, taints=taints)
-    # Only its driver knows when the driver's own taints end.
+    # Keep the driver's own taints, because only the driver knows when they end.
     own = [dict(each) for each in children(stored, "taints") if not _is_ours(text(each, "key"))]
     taints = own + taints
     rest = {key: value for key, value in stored.items() if key != "taints"}
@@ -445,7 +445,7 @@ def _is_ours(key: str) -> bool:
 
 
 def _comparable(body: Object, wanted: DesiredDevice) -> set[tuple[str, str, str]]:
-    """Return the published taints of a device that must equal the desired ones."""
+    """Return those published taints of a device that must equal the desired ones."""
     found = _stored_taints(body)
     return {key for key in found if wanted.device is not None or _is_ours(key[0])}
 
@@ -480,7 +480,7 @@ def published_order(
     return {name: devices[name] for name in (*names, *devices)}
 
 
-# Each round sorts the names of all slices.
+# Cache the keys, because each round sorts the device names of all slices.
 @lru_cache(maxsize=16384)
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """Return a key that sorts ``kvm-10`` after ``kvm-9``. The allocator takes devices in this

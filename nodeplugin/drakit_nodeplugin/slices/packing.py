@@ -3,15 +3,15 @@ Splits a pool into ResourceSlices: decides which slice contains which device and
 functions.
 
 A device keeps its slice while it exists and the API's limits allow it. A new device is placed where
-it causes the fewest writes: into a slice that is written anyway, otherwise into a single other
-slice, otherwise into the first slices with room. :mod:`.plan` decides what is written.
+it causes the fewest writes: in a slice that is written anyway, otherwise in a single other slice,
+otherwise in the first slices with room. :mod:`.plan` decides which slices are written.
 
 If the driver orders its devices, the sequence of slices has exactly that order. A new device is
 then placed in the slice of a neighbor. If that is not possible, or if devices have moved across
-slices, the devices are distributed again. In that case several slices change, so all of them are
-written anyway.
+slices, the devices are distributed again. In the latter case, several slices change, so all of them
+are written anyway.
 
-Does not depend on the API server or attributes.
+Does not depend on the API server or on attributes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class PackingLimits:
     without moving."""
 
     fill_devices: int = 56
-    """Number of devices that the plugin places in a slice. The rest is reserved: when all slices
-    are this full, one more device costs one write, and not a write of every slice."""
+    """Number of devices that the plugin places in a slice. The remaining room is a reserve: when
+    all slices are this full, one more device costs a single write, instead of a write of every
+    slice."""
 
     max_counter_sets: int = MAX_COUNTER_SETS_PER_SLICE
     """Maximum number of counter sets in a slice, which then contains no devices."""
@@ -56,7 +57,7 @@ class CurrentLayout:
     an interrupted round has left behind."""
 
     touched: Collection[int] = ()
-    """Other slices whose content changes. If there is more than one, all slices are written."""
+    """Other slices whose content changes. If there is more than one, all slices must be written."""
 
     rewritten: Collection[int] = ()
     """Slices that are written anyway, but only because of their taints."""
@@ -84,7 +85,7 @@ def pack(
     limits: PackingLimits | None = None,
 ) -> Packing:
     """Return the slice index of each device and of each counter set. New devices are placed in the
-    order of `devices`; if `ordered`, all devices are in that order."""
+    order of `devices`. If `ordered`, all devices are in that order."""
     slices = _Slices(limits=limits or PackingLimits())
     kept: dict[str, int] = {}
     touched = {*current.touched}
@@ -147,7 +148,8 @@ def _beside_neighbors(
             continue
         high = current.count - 1 if name is None else kept[name]
         if run:
-            # Try the cheapest slices first, then the nearest ones to the previous device.
+            # Try slices that are written anyway first, and then those nearest to the previous
+            # device.
             candidates = sorted(range(low, high + 1), key=lambda index: index not in written)
             fitting = (i for i in candidates if slices.room(i, reserve=True) >= len(run))
             if (index := next(fitting, None)) is None:
@@ -174,7 +176,7 @@ def _distributed(
 
 
 _Homes = tuple[dict[str, int], dict[str, int]]
-"""The slices of new devices, and of new counter sets."""
+"""The slice indexes of new devices, and of new counter sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +221,8 @@ def _added_in_place(
     current: CurrentLayout,
     touched: Collection[int],
 ) -> _Homes | None:
-    """Place new devices so that the content of at most one slice changes, besides free slices."""
+    """Place new devices so that the content of at most one slice changes, other than free
+    slices."""
     if len(touched) > 1:
         return None
     free = sorted(current.free)
@@ -258,7 +261,7 @@ def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slice
 def _spread(
     names: Sequence[str], indexes: Iterable[int], load: Counter[int], room: Callable[[int], int]
 ) -> tuple[dict[str, int], Sequence[str]]:
-    """Place names in the first of these slices with room. Return those that do not fit."""
+    """Place names in the first of these slices that have room. Return the names that do not fit."""
     homes: dict[str, int] = {}
     for index in indexes:
         if not names:

@@ -1,8 +1,8 @@
 """
 Plans the writes for a pool, from its devices and the slices in the API server. Pure functions.
 
-The rules of a pool: the scheduler uses only slices of the highest generation, and while there are
-fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So every state between
+The scheduler uses only slices of the highest generation in a pool, and while there are fewer of
+them than ``resourceSliceCount``, it allocates nothing from the pool. Therefore, every state between
 two writes is either correct or not used:
 
 * the content of one slice may change, and any number of taints, under the same generation;
@@ -13,7 +13,7 @@ two writes is either correct or not used:
 Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. :mod:`.packing` decides which slice
 contains a device, and :mod:`.contents` how two contents differ.
 
-Does not depend on the API server's client or clocks.
+Does not depend on the API client or on clocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ API_VERSION = "resource.k8s.io/v1"
 MAX_OBJECT_NAME = 253
 
 MAX_MIDDLE = MAX_OBJECT_NAME - len("00000-0123456789abcdef--01234567")
-"""Maximum length of driver and pool in a slice's name. The chart's admission policy uses the same
+"""Maximum length of the driver and pool in a slice name. The chart's admission policy uses the same
 value."""
 
 _INDEX = re.compile(r"(?P<index>[0-9a-f]{5})-")
@@ -63,24 +63,23 @@ class PoolIdentity:
     node: str
     node_uid: str
     pool: str
-    """The pool's name in the API: the node's name, or one that begins with it."""
+    """The API name of the pool: the node name, or a name that begins with it."""
 
     secret: bytes = b""
-    """Makes the names of new slices unguessable, after another object has taken a name."""
+    """Makes the names of new slices unguessable. Set after another object has taken a name."""
 
 
 def slice_name(pool: PoolIdentity, index: int) -> str:
     """
-    Return the name of a new slice. Without a secret, it is the same after a restart and in every
-    instance.
+    Return the name of a new slice. Without a secret, the name is the same after a restart and in
+    every instance.
 
-    It begins with the index in hexadecimal, because the allocator reads slices in the order of
-    their names. It ends in a digest, because different drivers and pools can have the same
-    concatenation.
+    The name begins with the index in hexadecimal, because the allocator reads slices in name order.
+    It ends in a digest, because different drivers and pools can have the same concatenation.
     """
     start = f"{index:05x}-"
     if pool.secret:
-        # One name must not reveal another one.
+        # One name must not reveal other names.
         start += hashlib.blake2s(start.encode(), key=pool.secret, digest_size=8).hexdigest() + "-"
     middle = f"{pool.driver}-{pool.pool.replace('/', '-')}"[:MAX_MIDDLE].rstrip(".")
     return start + middle + _name_end(pool)
@@ -96,9 +95,9 @@ def slices_by_index(
     """
     Return the slices to keep, keyed by index.
 
-    Names may contain a random part, so two slices can have the same index. For example, the
-    response to a create was lost, and the plugin restarted. The slice in `known` is kept, otherwise
-    the newer one.
+    Names may contain a random part, so two slices can have the same index. This happens, for
+    example, if the response to a create was lost, and the plugin restarted. The slice in `known` is
+    kept, or otherwise the newer one.
     """
     kept: dict[int, StoredSlice] = {}
     end = _name_end(pool)
@@ -111,14 +110,15 @@ def slices_by_index(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownSlice:
-    """A slice that was correct at a version. It is not read again while both remain the same."""
+    """A slice that was correct at a version, for an owner. It is not compared again while both
+    remain the same."""
 
     version: str
     """The ``resourceVersion`` of the slice."""
 
     content: SliceContent
     owner: str
-    """The Node's UID."""
+    """The UID of the Node that owns the slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,10 +134,10 @@ class SliceWrite:
     """The slice that is replaced. None if the slice is created."""
 
     sources: Sequence[StoredSlice]
-    """The slices that currently contain its devices."""
+    """The published slices that currently contain the devices."""
 
     changed: bool = True
-    """Whether its devices, counter sets or taints differ from the published ones."""
+    """Whether the devices, counter sets or taints differ from the published ones."""
 
     @property
     def needed_features(self) -> frozenset[Feature]:
@@ -145,8 +145,8 @@ class SliceWrite:
         The features without which the API server would publish a device that must not be allocated.
 
         If the published slice already has a feature, the API server keeps it in the next version.
-        So the response proves nothing about other slices. Fields that the API server does not
-        support are an exception.
+        Therefore, the response proves nothing about other slices. Fields that the API server does
+        not support are an exception.
         """
         devices = self.content.devices
         needed = {Feature.TAINTS} if self._repels_pods else set[Feature]()
@@ -160,8 +160,8 @@ class SliceWrite:
 
     @property
     def needs(self) -> frozenset[Feature | str]:
-        """The needed features, and the path of each extra field, because an API server that keeps
-        one extra field can drop others."""
+        """The needed features, and the path of each extra field. Each path is listed, because an
+        API server that keeps one extra field can drop others."""
         needed = self.needed_features
         if Feature.EXTRA not in needed:
             return needed
@@ -183,9 +183,10 @@ class SliceWrite:
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the whole object (v1), with the resourceVersion that it updates."""
+        """Return the whole object (v1), with the resourceVersion of the version that it
+        replaces."""
         pool = self.pool
-        # Keep metadata of other clients.
+        # Keep the metadata of other clients.
         metadata = {} if self.stored is None else dict(self.stored.metadata)
         owner = {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid}
         metadata |= {"name": self.name, "ownerReferences": [owner | {"controller": True}]}
@@ -205,7 +206,7 @@ class SliceWrite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Writes, in the required order."""
+    """The writes for a pool, in the required order."""
 
     delete: Sequence[StoredSlice] = ()
     replace: Sequence[SliceWrite] = ()
@@ -218,9 +219,9 @@ class Plan:
 
     changes_layout: bool = False
     """Whether the pool is incomplete between the first write and the last, because it gets a new
-    generation with more than one write. Deletes are also writes: a pool that shrinks to one slice
-    is incomplete after the deletes. A single write replaces the whole pool, or fails and changes
-    nothing."""
+    generation with more than one write. Deletes count here too, because a pool that shrinks to one
+    slice is incomplete in between. A single write either replaces the whole pool, or fails and
+    changes nothing."""
 
     @property
     def empty(self) -> bool:
@@ -244,10 +245,10 @@ def planning(
 
     Yields every few milliseconds, so that the caller can let other work run.
 
-    `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
-    those that are not written for now, with the content that they would get. The plan avoids the
-    features in `dropped`, and the devices in `refused` while they are published in the same way;
-    `refused` contains the reasons. A pool without devices keeps one empty slice, which
+    `stored` are all slices of this pool, from any writer. `known` are the slices that were correct.
+    `left` are the slices that are not written for now, with the content that they would get. The
+    plan avoids the features in `dropped`, and the devices in `refused`, with reasons, as long as
+    these would be published in the same way. A pool without devices keeps one empty slice, which
     distinguishes a driver without devices from a missing driver.
     """
     left = left or {}
@@ -300,7 +301,7 @@ def planning(
 
 
 class _HeldSlices:
-    """The slices of a pool in the API server: those to keep, and all others."""
+    """The slices of a pool in the API server: the slices to keep, and all others."""
 
     def __init__(
         self,
@@ -312,7 +313,8 @@ class _HeldSlices:
     ) -> None:
         self.identity = identity
         ours = slices_by_index(identity, stored, known=known)
-        # A slice that another client has changed does not describe the pool.
+        # Ignore slices in `left` if possible, because a slice that another client has changed does
+        # not describe the pool.
         reliable = [each for each in ours.values() if each.name not in left] or [*ours.values()]
         self.generation = max((each.generation for each in reliable), default=0)
         self.next_generation = 1 + max((each.generation for each in stored), default=0)
@@ -404,7 +406,7 @@ class _Planner:
         )
 
     def plan(self, packing: Packing, *, rejected: Mapping[str, str]) -> Plan:
-        """Return the writes that put devices and counter sets into their slices."""
+        """Return the plan that moves devices and counter sets to their slices."""
         held, count = self.held, packing.count
         devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
         counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
@@ -441,7 +443,8 @@ class _Planner:
                 sources=_sources(content, held),
                 changed=index in changed
                 or self.differences.get(index) is not Difference.NONE
-                # It was not written, so the API server has not accepted its content.
+                # Mark a slice in `left` as changed, because the API server has not accepted its
+                # content.
                 or (stored is not None and stored.name in self.left),
             )
 
@@ -465,7 +468,7 @@ class _Planner:
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
-    """Return the published slices that a content needs for its body, newest last."""
+    """Return the published slices that are needed to build a content's body, newest last."""
     devices = {n for n, each in content.devices.items() if each.taints or each.device is None}
     sets = {name for name, each in content.counter_sets.items() if each is None}
     return [

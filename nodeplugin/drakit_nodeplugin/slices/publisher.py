@@ -5,11 +5,11 @@ The publisher watches the slices in the API server, and restores slices that ano
 (The kubelet deletes the slices of its node when it starts.) One :class:`PoolPublisher` runs for
 each pool, so an error in one pool does not delay others. It updates the slices in rounds of writes.
 A round begins 0.2 s after the first change, and at least 1 s after the previous round. The
-publisher reverts other clients' changes to our slices, with a backoff. It passes the taints that
-were published before a restart, and the pools in the API server, to the device manager. Publishing
-never calls a driver.
+publisher reverts changes that other clients make to these slices, with a backoff. It passes the
+taints that were published before a restart, and the names of the published pools, to the device
+manager. Publishing never calls a driver.
 
-:mod:`.plan` decides which slices are written, :mod:`.api` interprets the responses.
+:mod:`.plan` decides which slices are written, and :mod:`.api` interprets the responses.
 
 Does not depend on gRPC, endpoints, claims or the checkpoint.
 """
@@ -53,8 +53,8 @@ from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slices_b
 logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0
-"""Minimum time between two retries of dropped fields, which cost writes. When the watch restarts,
-the API server may have been upgraded."""
+"""Minimum time between two retries of dropped fields, which cost writes. A retry is due when the
+watch restarts, because the API server may have been upgraded."""
 
 SETTLE_SECONDS = 0.2
 """Delay from the first change to the write, so that an unplugged hub causes one write."""
@@ -67,14 +67,14 @@ MAX_RETRY_AFTER_SECONDS = 60.0
 
 UNDO_SECONDS = (2.0, 60.0)
 """Initial and maximum delay before another client's repeated change is reverted, because an
-administrator's tool may revert our change again."""
+administrator's tool may in turn undo the revert."""
 
 MAX_CHECKS = 3
-"""Maximum number of plans in a round that are checked with dry runs. One response names all invalid
-devices of a slice; a policy of the cluster may name one device in each response."""
+"""Maximum number of plans to check with dry runs in a round. One response names all invalid devices
+in a slice, but a cluster policy may name only one device in each response."""
 
 QUIET_SECONDS = 600.0
-"""Time without changes by other clients after which the next such change is reverted
+"""How long other clients must make no changes before their next change is again reverted
 immediately."""
 
 
@@ -93,9 +93,10 @@ class SlicePublisher:
         on_write: OnWrite,
     ) -> None:
         """
-        Create a publisher. `on_rejected` receives the reasons for newly rejected devices, as in
-        `rejected`; `on_name_taken` a sentence about an object that has the name of one of our
-        slices; `on_dropped` a sentence about the fields that the API server drops, once.
+        Create a publisher. `on_rejected` is called with the reasons for newly rejected devices,
+        keyed as in `rejected`, and `on_name_taken` with a message about an object that has the name
+        of a slice. `on_dropped` is called once with a message about the fields that the API server
+        drops.
         """
         self._manager = manager
         self._session = session
@@ -106,7 +107,7 @@ class SlicePublisher:
         self._on_write = on_write
         self._store = SliceStore()
         self.listed = self._store.listed
-        """Set once the API server has listed its slices."""
+        """Set once the slices in the API server have been listed."""
         self._pools: dict[str, PoolPublisher] = {}
         self._reflector: Reflector[StoredSlice] | None = None
         self._dropped: frozenset[Feature] = frozenset()
@@ -118,12 +119,12 @@ class SlicePublisher:
 
     @property
     def dropped(self) -> frozenset[Feature]:
-        """The features of devices that the API server is known to drop."""
+        """The device features that the API server is known to drop."""
         return self._dropped
 
     def explain_dropped(self) -> Mapping[str, str]:
-        """Return a sentence about each feature that the API server drops, keyed by the feature's
-        name in reports."""
+        """Return a description of each feature that the API server drops, keyed by the feature name
+        in reports."""
         return {
             feature.name.title().replace("_", ""): self._sentence({feature})
             for feature in Feature
@@ -132,13 +133,14 @@ class SlicePublisher:
 
     @property
     def published_count(self) -> int:
-        """The number of devices in the API server."""
+        """The number of published devices in the API server."""
         return self._store.device_count
 
     @property
     def rejected(self) -> Mapping[str, str]:
         """The reasons why desired devices are not published, keyed by ``pool/device`` with the
-        driver's pool names. In the pool with the node's name, the key is only the device's name."""
+        driver's pool names. In the pool that is named after the node, the key is only the device
+        name."""
         rejected: dict[str, str] = {}
         for pool in self._pools.values():
             rejected |= qualified(short_pool(self._node, pool.name), pool.rejected)
@@ -146,8 +148,7 @@ class SlicePublisher:
 
     @property
     def last_error(self) -> str | None:
-        """The reasons why slices are not in the desired state, according to the last attempts, or
-        None."""
+        """The reasons why slices are not in the desired state, from the last attempts, or None."""
         if not self.listed.is_set() and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -192,7 +193,7 @@ class SlicePublisher:
         del self._pools[pool.name]
 
     async def _wake(self) -> None:
-        """Wake the pools that have changed. Each pool has its own pace."""
+        """Wake the publishers of the pools that have changed. Each pool has its own pace."""
         seen, before = self._manager.revision.number, self._manager.publication()
         while True:
             seen = await self._manager.revision.after(seen)
@@ -249,7 +250,8 @@ class SlicePublisher:
     # ------------------------------------------------------------ dropped fields
 
     def _drops(self, features: Collection[Feature]) -> bool:
-        """Record the features that a response lacks. Return whether this invalidates plans."""
+        """Record the features that are missing from a response. Return whether this invalidates
+        plans."""
         new = frozenset(features) - self._dropped
         if not new:
             return False
@@ -285,7 +287,7 @@ class SlicePublisher:
 
 
 class PoolPublisher:
-    """Publishes one pool. All times are on the loop's clock."""
+    """Publishes one pool. All times are in loop time."""
 
     def __init__(self, name: str, context: PoolContext) -> None:
         self.name = name
@@ -303,7 +305,7 @@ class PoolPublisher:
         self._not_before = 0.0
         self._backoff = Backoff(*RETRY_SECONDS)
         self._settled = False
-        """Whether our last round was the last known write."""
+        """Whether the last known write was made by this publisher's last round."""
 
         self._undo_backoff = Backoff(*UNDO_SECONDS, jitter=0)
         self._undone_at = float("-inf")
@@ -421,7 +423,8 @@ class PoolPublisher:
                 return plan
             if verdict is Verdict.REFUSED:
                 break
-        # A failing device must still get its taint, and a vanished device must not be allocated.
+        # If no plan is accepted, still write taints: a failing device must get its taint, and a
+        # vanished device must not be allocated.
         names = {name for each in self._context.store.of_pool(self.name) for name in each.devices}
         wanted = choose(pool, self._context.dropped()).devices
         kept = tuple(keep_published(each) for name, each in wanted.items() if name in names)
@@ -460,7 +463,8 @@ class PoolPublisher:
             except StopIteration as end:
                 plan: Plan = end.value
                 break
-            # planning a full node's pool takes as long as handling many claims
+            # let other tasks run, because planning the pool of a full node takes as long as
+            # handling many claims
             await asyncio.sleep(0)
         names = {each.name for each in stored}
         writer.known = {
@@ -496,7 +500,7 @@ class PoolPublisher:
         )
 
     def _foreign(self) -> set[str]:
-        """Return the slices that other clients have created or changed since our last round."""
+        """Return the slices that other clients have created or changed since the last round."""
         if not self._settled:
             return set()
         known = self._writer.known
@@ -517,6 +521,6 @@ class PoolPublisher:
 
 
 def qualified(pool: str, rejected: Mapping[str, str]) -> dict[str, str]:
-    """Prefix devices with the driver's name for their pool. The pool with the node's name has no
-    prefix."""
+    """Prefix device names with the driver's name for their pool. Devices in the pool that is named
+    after the node get no prefix."""
     return {f"{pool}/{device}".lstrip("/"): why for device, why in rejected.items()}

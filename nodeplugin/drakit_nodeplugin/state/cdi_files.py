@@ -1,10 +1,11 @@
 """
 The CDI files of one driver's claims: one spec per claim, named by its UID.
 
-The UID makes the name unique, because runtimes cache specs, and read them again only on a cache
-miss. The content of a file is generated once and stored with the claim. Later, the file is compared
-with that content, and restored without calling the driver. :mod:`drakit_formats.cdi` defines the
-format of a spec; the checkpoint writes and removes files together with their rows.
+The UID makes the file name unique. This matters because runtimes cache specs, and read them again
+only on a cache miss. The content of a file is generated once and stored with the claim. Later, the
+file is compared with that content, and restored without calling the driver.
+:mod:`drakit_formats.cdi` defines the format of a spec. The checkpoint writes and removes files
+together with their rows.
 
 Does not depend on the checkpoint, the API server, drivers or gRPC.
 """
@@ -24,7 +25,7 @@ from drakit_formats.cdi import SpecDirectory, build_spec, container_edits, dump_
 
 class ClaimSpecs:
     """
-    Writes, compares, reads and removes the CDI files of one driver, but never those of others.
+    Writes, compares, reads and removes the CDI files of one driver, but never files of others.
 
     All methods except :meth:`build` and :meth:`cdi_id` block.
     """
@@ -33,8 +34,8 @@ class ClaimSpecs:
         self._driver = driver
         self._kind = f"{driver}/claim"
         self._prefix = f"{driver}-claim_"
-        # Don't flush files to disk: after a boot, every claim is prepared again, and its file is
-        # compared.
+        # Don't flush files to disk, because every claim is prepared again after a boot, and its
+        # file is then compared.
         self._directory = SpecDirectory(directory, durable=False)
 
     def build(
@@ -52,7 +53,7 @@ class ClaimSpecs:
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
         spec = build_spec(self._kind, devices)
         for index, mount in mounts.items():
-            # Keep these out of the driver's edits, which are untrusted until they have been
+            # Keep these mounts out of the driver's edits, which are untrusted until they have been
             # checked.
             container = spec["devices"][index]["containerEdits"]
             own = container_edits(Edits(mounts=(mount,)))["mounts"]
@@ -69,15 +70,15 @@ class ClaimSpecs:
         return self._each(texts, lambda name, uid: self._directory.write_text(name, texts[uid]))
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Ensure that these claims have no file. Return the errors, keyed by UID."""
+        """Ensure that these claims do not have files. Return the errors, keyed by UID."""
         failed = self._each(uids, lambda name, _: self._directory.remove(name))
-        # The kubelet passes on every UID. If a UID cannot be a file name, there is no file.
+        # The kubelet passes on any UID. If the UID cannot be part of a file name, there is no file.
         no_name = (errno.EINVAL, errno.ENAMETOOLONG)
         return {uid: error for uid, error in failed.items() if error.errno not in no_name}
 
     def read(self, uid: str) -> str | None:
-        """Return the content of a claim's file: an empty string if it is damaged, and None if there
-        is no file, or it belongs to another program. Raises OSError."""
+        """Return the content of a claim's file, an empty string if the file is damaged, or None if
+        it does not exist or belongs to another program. Raises OSError."""
         try:
             text = self._directory.read_text(f"{self._prefix}{uid}.json")
         except ValueError:
@@ -107,13 +108,13 @@ class ClaimSpecs:
         return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
 
     def clean(self) -> None:
-        """Remove half-written files of earlier processes. Raises OSError."""
+        """Remove partially written files of earlier processes. Raises OSError."""
         self._directory.clean_temporary(self._prefix)
 
     def _each(
         self, uids: Iterable[str], action: Callable[[str, str], object]
     ) -> dict[str, OSError]:
-        """Call `action` with the file and the UID of each claim. Return the errors, keyed by
+        """Call `action` with the file name and the UID of each claim. Return the errors, keyed by
         UID."""
         failed: dict[str, OSError] = {}
         for uid in uids:
@@ -143,7 +144,8 @@ class ClaimSpecs:
 
 
 def claim_uid(cdi_name: str, *, driver: str) -> str | None:
-    """Return the claim of a CDI name, or None if the name is not ours."""
+    """Return the UID of the claim in a CDI name, or None if the name does not belong to the
+    driver."""
     kind, _, device = cdi_name.partition("=")
     uid, _, index = device.rpartition("-")
     return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None

@@ -2,20 +2,20 @@
 The checkpoint: the claims of a driver that this node has begun to prepare, their devices, and the
 driver's endpoints.
 
-SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, regardless of
-its size. After a crash, it contains either the whole batch or nothing. Only the driver's active
-instance opens it for writing (:mod:`.lock`). Every write is compare-and-swap on a row's generation,
-because work on a claim can finish late. :mod:`drakit_nodeplugin.claims.allocation` decides whether
-an entry must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an
-unavailable endpoint.
+The checkpoint is a SQLite database in WAL mode with ``synchronous=FULL``. A batch takes one
+transaction and one flush, regardless of its size. After a crash, the database contains either the
+whole batch or nothing of it. Only the driver's active instance opens it for writing (:mod:`.lock`).
+Every write is a compare-and-swap on a row's generation, because work on a claim can finish late.
+:mod:`drakit_nodeplugin.claims.allocation` decides whether an entry must be prepared again.
+:mod:`drakit_nodeplugin.devices` decides the effects of an unavailable endpoint.
 
-The same job in the writer's thread also handles a claim's CDI file and metadata files. It writes
-them after the row of a prepared claim, and removes them before the row.
+The same job in the writer thread also handles a claim's CDI file and metadata files. It writes them
+after the row of a prepared claim, and removes them before the row.
 
-This module owns the writer's thread, the cache of recent rows, and the handling of errors.
-:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any
-state. The module does not depend on gRPC, the API server, endpoints beyond their rows or the types
-of the engine.
+This module owns the writer thread, the cache of recent rows, and error handling. :mod:`.rows` and
+:mod:`.holds` contain the statements, and :mod:`.quarantine` opens a database in any state. The
+module knows only the rows of endpoints, and does not depend on gRPC, the API server or the engine's
+types.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from drakit_nodeplugin.state.rows import WriteOutcome
 logger = logging.getLogger(__name__)
 
 REOPEN_SECONDS = 1.0
-"""Minimum seconds between two attempts to use an unusable checkpoint, on the loop's clock."""
+"""Minimum time between two attempts to use an unusable checkpoint, in seconds."""
 
 MAX_RECENT = 512
 """Maximum number of claims in the cache. A node has 110 pods by default, and most have one or two
 claims."""
 
 MAX_RECENT_BYTES = 4096
-"""Maximum size of opaque parameters, metadata and the claim's own data for each claim in the cache.
-A row can have 128 KiB of each of the first two, and 64 KiB of the last."""
+"""Maximum total size of the opaque parameters, metadata and claim data of a claim in the cache. A
+row can have 128 KiB of each of the first two, and 64 KiB of the last."""
 
 _RESTART = "the node plugin opens it again and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -70,7 +70,7 @@ class Checkpoint:
     The prepared claims and the endpoints of one driver. All methods can be called concurrently.
 
     Each method raises :class:`CheckpointError` if the database cannot be used. Later calls retry,
-    at most once a second. For example, once there is space again, the next call succeeds.
+    at most once a second. For example, the next call succeeds once there is space again.
     """
 
     def __init__(
@@ -81,41 +81,43 @@ class Checkpoint:
         metadata: MetadataFiles | None = None,
         numbers: HeldNumbers | None = None,
     ) -> None:
-        """Create a checkpoint. If `files` is None, it has only rows, and writes no files. `numbers`
-        are the device numbers of all drivers of the process. The checkpoint's directory is named
+        """Create a checkpoint. If `files` is None, the checkpoint does not write files. `numbers`
+        are the device numbers of all drivers in the process. The checkpoint's directory is named
         after its driver."""
         self._files = files
         self._metadata = metadata
         self._driver = path.parent.name
         self._numbers = HeldNumbers() if numbers is None else numbers
         self._are_numbers_read = False
-        """Whether the numbers of the rows are known. False after a failed transaction."""
+        """Whether the device numbers in the rows are known. False after a failed transaction."""
         self._claim_devices = ClaimDevices()
         self.path = path
         self.damage: str | None = None
-        """The cause of lost entries, until :meth:`rebuilt`. None if no entries were lost."""
+        """The reason why entries were lost. None if no entries were lost, or after
+        :meth:`rebuilt`."""
         self.broken: str | None = None
-        """Damage that was detected after the checkpoint was opened. Nothing is written after that,
-        because only opening the checkpoint again, at a restart, can quarantine it."""
+        """The damage that was detected after the checkpoint was opened, if any. Nothing is written
+        after that, because a damaged checkpoint is quarantined only when it is opened, at a
+        restart."""
         self.unusable: str | None = None
         """The reason why the checkpoint is currently unusable (no space, no permission, a newer
         version), or None."""
         self.on_transaction: Callable[[float], None] | None = None
-        """Called with the seconds of each write transaction, in the writer's thread."""
+        """Called in the writer thread with the duration of each write transaction in seconds."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._uids: set[str] = set()
-        """The UIDs of all rows that may exist. The writer's thread changes this set and the cache
-        below; the event loop reads them."""
+        """The UIDs of all rows that may exist. The writer thread modifies this set and the cache
+        below, and the event loop reads them."""
         self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
         """A cache of rows that this process wrote or read."""
         self._wanted = self._closed = False
         self.revision = Revision()
-        """Advances when claims' rows were written."""
+        """Advances when claim rows have been written."""
         self._next_attempt = float("-inf")
         self._transactions = 0
-        """The number of transactions that the writer's thread has committed."""
+        """The number of transactions that the writer thread has committed."""
 
     async def open(self) -> None:
         """
@@ -123,7 +125,7 @@ class Checkpoint:
         new one.
 
         Raises :class:`CheckpointError` if a later version of drakit wrote it, or if there is no
-        space or no permission. These are not damage, and a quarantine would lose the claims.
+        space or no permission. None of these is damage, and a quarantine would lose the claims.
         """
         self._wanted = True
         self._next_attempt = float("-inf")
@@ -151,8 +153,8 @@ class Checkpoint:
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Yield every claim, sorted by UID, in pages, because a row can have 128 KiB of opaque
-        parameters.
+        Yield every claim, sorted by UID, in pages. Pages limit the memory use, because a row can
+        have 128 KiB of opaque parameters.
 
         Each page is a snapshot. Claims that are added or removed in the meantime may be missed.
         """
@@ -166,16 +168,16 @@ class Checkpoint:
         return await self._run(partial(rows.claims_in_state, state=state))
 
     async def uids(self, *, state: State | None = None, boot_id: str | None = None) -> set[str]:
-        """Return the UIDs of all claims, or of those in one state or of one boot."""
+        """Return the UIDs of all claims, or only of those in a state or from a boot."""
         return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
 
     async def orphans(self) -> set[str]:
-        """Return the UIDs of claims that have a CDI file and no row. Also raises OSError."""
+        """Return the UIDs of claims that have a CDI file but no row. Also raises OSError."""
         return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
-        """Return the number of claims in each state that has any. Raises CheckpointError while
-        entries may be missing."""
+        """Return the number of claims in each state. States without claims are omitted. Raises
+        CheckpointError while entries may be missing."""
         return await self._run_complete(rows.states)
 
     async def write(
@@ -190,11 +192,11 @@ class Checkpoint:
 
         Generation 0 means that there is no row. A claim is not written if its row has another
         generation, or if another claim holds one of its devices and one of the two needs it
-        exclusively. Shares do not exclude each other, and admin access excludes nothing. With
-        `hardware`, the main inventories, a claim is also not written if all claims together would
-        exceed a counter set or a device's capacity.
+        exclusively. Shares do not exclude each other, and admin access excludes nothing. If
+        `hardware`, the main inventories, is given, a claim is also not written if all claims
+        together would exceed a counter set or a device's capacity.
 
-        With `files`, also write the CDI files of the written claims.
+        If `files` is set, the CDI files of the written claims are also written.
         """
         if not claims:
             return WriteOutcome(written={}, held={}, changed=frozenset())
@@ -204,8 +206,8 @@ class Checkpoint:
         )
 
     async def confirm(self, claims: Collection[StoredClaim]) -> WriteOutcome:
-        """Write the CDI files of claims whose rows are still those that the caller knows. All
-        others are `changed`."""
+        """Write the CDI files of claims whose rows are still as the caller knows them. All other
+        claims are returned as `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
 
     async def release(
@@ -213,7 +215,7 @@ class Checkpoint:
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
         """
         Remove the CDI files of claims. Then, in one transaction, forget each claim whose file is
-        gone, if it has the generation of its stored row. Their devices are then free.
+        gone, if the claim has the generation of its stored row. This frees the claims' devices.
 
         Also removes the files of the claims `files_of`, but keeps their rows. Returns the UIDs of
         rows that are kept because they differ, and the files that cannot be removed. Missing rows
@@ -226,15 +228,15 @@ class Checkpoint:
     async def clear(
         self, uids: Collection[str]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
-        """Remove the CDI files of claims that have no row. Return those that do have a row, and the
-        files that cannot be removed."""
+        """Remove the CDI files of claims without a row. Return the claims that do have a row, and
+        the files that cannot be removed."""
         return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
     async def claims_of_devices(
         self,
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
         """Return the claims that have each device, keyed by pool and device, including admin
-        access. Each claim comes with its results for the device."""
+        access. Each claim is returned with its results for the device."""
         return await self._run(
             lambda database: self._claim_devices.read(
                 rows.all_generations(database), partial(rows.claims_of, database)
@@ -247,8 +249,8 @@ class Checkpoint:
         return await self._run_complete(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
-        """Return the holds of claims that are being unprepared, and of others on the same counter
-        sets. Empty while no claim is being unprepared."""
+        """Return the holds of claims that are being unprepared, and of other claims on the same
+        counter sets. Empty while no claim is being unprepared."""
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
@@ -268,18 +270,19 @@ class Checkpoint:
             await self._run(lambda database: self._transaction(database, forget))
 
     async def forget(self, uid: str, generation: int) -> bool:
-        """Delete a claim's row manually, if it still has this generation. Return whether it was
-        deleted. Work in flight on the claim can no longer store anything."""
+        """Delete a claim's row at an administrator's request, if the row still has this generation.
+        Return whether it was deleted. Work in flight on the claim can no longer store anything."""
         return await self._run(lambda database: self._forget_by_hand(database, uid, generation))
 
     async def rebuilt(self) -> None:
-        """Record that the damage is repaired, so that it is not reported again after a restart."""
+        """Record that the damage has been repaired, so that it is not reported again after a
+        restart."""
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, quarantine.forget_damage))
             self.damage = None
 
     async def _run_complete(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
-        """Run work whose result would be wrong if entries were lost."""
+        """Run work whose result would be wrong if entries had been lost."""
         if self.damage is not None:
             raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
         return await self._run(work, complete=True)
@@ -287,9 +290,9 @@ class Checkpoint:
     async def _run(
         self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False
     ) -> ResultT:
-        """Run work in the writer's thread. If the work relies on the entries being `complete`, it
-        fails if the database was reopened in the meantime and has lost some, because the caller
-        does not know that yet."""
+        """Run work in the writer thread. `complete` means that the work relies on no entries being
+        lost. In that case, it fails if the database was reopened in the meantime and has lost
+        entries, because the caller does not know about that yet."""
         if self._closed or not self._wanted:
             raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()
@@ -306,12 +309,12 @@ class Checkpoint:
             if self._transactions != before:
                 self.revision.advance()
 
-    # ------------------------------------------------------------ in the writer's thread
+    # ------------------------------------------------------------ in the writer thread
 
     def _attempt(
         self, work: Callable[[sqlite3.Connection], ResultT], now: float, complete: bool
     ) -> ResultT:
-        """Run work on a connection. Reopen an unusable one, but not at every call."""
+        """Run work on a connection. Reopen an unusable connection, but not at every call."""
         try:
             if self._connection is not None and self._file != _identity(self.path):
                 self._find_again(self._connection)
@@ -323,7 +326,8 @@ class Checkpoint:
                 database = self._open()
             elif self.unusable is not None and due:
                 self._next_attempt = now + REOPEN_SECONDS
-                # A write shows whether there is space again. If not, the next write reports it.
+                # Attempt a write to find out whether there is space again. If not, the next real
+                # write reports the error.
                 with suppress(sqlite3.Error):
                     self._transaction(database, partial(rows.next_generations, number=1))
             if complete and self.damage is not None:
@@ -344,12 +348,13 @@ class Checkpoint:
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
-        self._transactions += 1  # the rows may differ from before
+        self._transactions += 1  # after reopening, the rows may differ from before
         self._read_numbers(opened.connection)
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """Handle a file that was removed or replaced manually: restore it, or use the new one."""
+        """Handle a database file that was removed or replaced manually: restore a removed file, or
+        use the new one."""
         try:
             quarantine.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -358,7 +363,8 @@ class Checkpoint:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        # When the last connection is closed, SQLite removes the log, so no temporary files remain.
+        # Close the connection: when the last one is closed, SQLite removes the log, so no temporary
+        # files remain.
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
@@ -374,7 +380,7 @@ class Checkpoint:
             return CheckpointError(f"{text}; another program has held it for {_BUSY}")
         self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
-        if code != sqlite3.SQLITE_FULL:  # after a full disk, stored data can still be read
+        if code != sqlite3.SQLITE_FULL:  # if the disk is full, stored data can still be read
             self._disconnect()
         return CheckpointError(self.unusable)
 
@@ -395,8 +401,9 @@ class Checkpoint:
         files: bool,
     ) -> WriteOutcome:
         uids = [claim.uid for claim in claims]
-        # A rebuilt row, whose devices may still be completed, is never cached. All rows are read
-        # again next time, unless the transaction shows their content.
+        # Take the claims out of the cache, so that they are read again next time, unless the
+        # transaction shows their content. Rebuilt rows, whose devices may still be completed, are
+        # never cached.
         recent = {uid: claim for uid in uids if (claim := self._recent.pop(uid, None)) is not None}
         self._uids.update(uids)
         has_numbers = any(device.nodes for claim in claims for device in claim.devices)
@@ -467,7 +474,7 @@ class Checkpoint:
         self._forget(uid)
         return True
 
-    # ------------------------------------------------------------ device numbers, in the writer's
+    # ------------------------------------------------------------ device numbers, in the writer
     # thread
 
     def _admit(
@@ -477,7 +484,7 @@ class Checkpoint:
         claim: StoredClaim,
         held: bool,
     ) -> TakenNumber | None:
-        """Decide in a transaction whether a claim can get its device numbers."""
+        """Decide whether a claim can get its device numbers. Called within a transaction."""
         if unread and not held:
             raise CheckpointError(
                 "the device numbers that claims hold are unknown, because the checkpoint of driver "
@@ -493,7 +500,7 @@ class Checkpoint:
         self._numbers.load(self._driver, rows.identified(database))
         self._are_numbers_read = True
 
-    # ------------------------------------------------------------ CDI files, in the writer's thread
+    # ------------------------------------------------------------ CDI files, in the writer thread
 
     def _without_entry(self, known: Collection[str]) -> set[str]:
         return self._files.without_entry(known) if self._files else set()
@@ -507,7 +514,8 @@ class Checkpoint:
         texts = {
             uid: claim.cdi_spec or ""
             for uid, claim in outcome.written.items()
-            if uid not in failed  # containers would not start without the mounted file
+            # Omit these, because containers would not start without the mounted metadata file.
+            if uid not in failed
         }
         file_errors = {**failed, **self._files.place(texts)}
         return replace(outcome, file_errors=file_errors) if file_errors else outcome
@@ -519,12 +527,12 @@ class Checkpoint:
         removable = [uid for uid in uids if uid not in failed] if failed else uids
         return {**failed, **self._files.unlink(removable)} if self._files else failed
 
-    # ------------------------------------------------------------ cache, in the writer's thread
+    # ------------------------------------------------------------ cache, in the writer thread
 
     def _cache(self, claim: StoredClaim) -> None:
         self._uids.add(claim.uid)
         self._recent.pop(claim.uid, None)
-        # A row with unknown consumption is completed without a new generation.
+        # Don't cache a row with unknown consumption, which is completed without a new generation.
         complete = all(device.consumes is not None for device in claim.devices)
         texts = (claim.data or "", *claim.configs, *claim.metadata.values())
         small = sum(map(len, texts)) <= MAX_RECENT_BYTES
@@ -538,7 +546,7 @@ class Checkpoint:
         self._uids.discard(uid)
 
     def _invalidate(self, claims: Collection[StoredClaim]) -> None:
-        """Read claims from their rows next time, unless the transaction shows their content."""
+        """Remove claims from the cache, so that they are read from their rows next time."""
         for claim in claims:
             self._uids.add(claim.uid)
             self._recent.pop(claim.uid, None)
@@ -553,8 +561,8 @@ class Checkpoint:
         """
         Run work in one transaction.
 
-        If it fails, the claims `uids` keep their previous numbers, and all numbers are read again
-        before the next comparison.
+        If the transaction fails, the claims `uids` keep their previous device numbers, and all
+        numbers are read again before the next comparison.
         """
         if self.broken is not None:
             raise CheckpointError(f"{self.broken}; {_RESTART}")
@@ -580,7 +588,7 @@ class Checkpoint:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Identify a file, to distinguish it from a later file at the same path."""
+    """Return a value that distinguishes a file from a later file at the same path."""
     try:
         found = os.stat(path)
     except OSError:

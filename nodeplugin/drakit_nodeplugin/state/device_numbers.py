@@ -1,19 +1,19 @@
 """
-The device numbers that the claims of all drivers of the process hold, and the claims of one driver
-with their devices.
+The device numbers held by claims of all drivers in the process, and the claims of one driver with
+their devices.
 
 When hardware is unplugged, the kernel may give its number to other hardware. If a claim needed a
 number that another claim still holds for other hardware, the two would share a device. A driver
 identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Nodes with equal
-identities can share a number; nodes without an identity are not compared. For a rebuilt claim, only
-the numbers are known, and no other device gets them.
+identities can share a number, and nodes without an identity are not compared. For a rebuilt claim,
+only the numbers are known, so no other device gets them.
 
-Numbers belong to the node and not to a driver, so all drivers of a process share one
-:class:`HeldNumbers`, in memory. Their checkpoints fill it when they open, and change it together
+Device numbers belong to the node rather than to a driver, so all drivers in a process share one
+in-memory :class:`HeldNumbers`. Their checkpoints fill it when they open, and change it together
 with their rows. Identities of different drivers differ even if their strings are equal, so two
-drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot are
-ignored. While another instance of the plugin is active for a driver, its numbers are those that
-were read when this instance began to wait for it.
+drivers cannot publish the same identified hardware to two claims. Numbers from an earlier boot are
+ignored. While another instance of the plugin is active for a driver, the driver's numbers are those
+that were read when this instance began to wait for the hand-over.
 
 Does not depend on SQLite, the API server or drivers.
 """
@@ -30,16 +30,16 @@ from drakit.device import ClaimReference
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 MAX_FORMER_NODES = 64
-"""Maximum number of previous numbers that a claim keeps for a device. The oldest ones are removed
-first. A loose plug can renumber a device at every contact, and rows are bounded."""
+"""Maximum number of previous device numbers to keep per device of a claim. The oldest are removed
+first. A loose plug can renumber a device at every contact, and the row size must be bounded."""
 
 READ_SECONDS = 5.0
-"""Maximum time that a claim waits for the rows of all drivers after the start. Usually, they are
-read earlier."""
+"""Maximum time for which a claim waits, after the start, until the rows of all drivers have been
+read. Usually, they are read earlier."""
 
 _Number = tuple[str, int, int]
 _Key = tuple[str, str]
-"""Driver and claim UID."""
+"""A driver name and a claim UID."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +53,13 @@ class TakenNumber:
     """The claim's device."""
 
     driver: str
-    """The holder's driver."""
+    """The name of the holder's driver."""
 
     holder: ClaimReference
     """The claim that holds the number. It is the claim itself if its own devices conflict."""
 
     held: str
-    """The holder's device."""
+    """The name of the holder's device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,26 +73,26 @@ class _Hold:
 
 
 class HeldNumbers:
-    """The numbers that unreleased claims of all drivers hold. Thread-safe."""
+    """The device numbers held by unreleased claims of all drivers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read = threading.Condition(self._lock)
         self._unread: set[str] = set()
-        """Drivers whose rows have not been read since the start."""
+        """The drivers whose rows have not been read since the start."""
 
         self._wait_until = 0.0
         """The end of the wait, on the monotonic clock."""
 
         self._holds: dict[_Key, tuple[_Hold, ...]] = {}
         self._wanted: dict[_Key, tuple[_Hold, ...]] = {}
-        """Numbers of claims that a transaction is writing."""
+        """The numbers of claims that a transaction is writing."""
 
         self._claims: dict[_Number, set[_Key]] = defaultdict(set)
         """The claims that hold or want each number."""
 
     def expect(self, drivers: Iterable[str]) -> None:
-        """Make claims wait until the rows of these drivers are read."""
+        """Make claims wait until the rows of these drivers have been read."""
         with self._lock:
             self._unread.update(drivers)
             self._wait_until = time.monotonic() + READ_SECONDS
@@ -126,9 +126,9 @@ class HeldNumbers:
         """
         Return the reason why a claim cannot get its numbers, or None if it holds them from now on.
 
-        `held` means that containers already use the claim's devices. The claim is then never
-        refused, because that would only keep outdated numbers in its CDI file. :meth:`settle` must
-        follow.
+        `held` means that containers already use the claim's devices. In that case, the claim is
+        never refused, because a refusal would only keep outdated numbers in its CDI file.
+        :meth:`settle` must be called afterwards.
         """
         key = (driver, claim.uid)
         wanted = _holds(claim)
@@ -141,7 +141,7 @@ class HeldNumbers:
         return None
 
     def settle(self, driver: str, uid: str, stored: StoredClaim | None) -> None:
-        """Record the claim that is now stored, or None if there is no row."""
+        """Record the stored version of a claim, or None if it does not have a row."""
         key = (driver, uid)
         holds: tuple[_Hold, ...] = ()
         if stored is not None and any(device.nodes for device in stored.devices):
@@ -151,7 +151,7 @@ class HeldNumbers:
                 self._set(key, holds)
 
     def withdraw(self, driver: str, uid: str) -> None:
-        """End an :meth:`admit` whose claim was not written. The claim keeps its previous
+        """Revoke an :meth:`admit`, because the claim was not written. The claim keeps its previous
         numbers."""
         key = (driver, uid)
         with self._lock:
@@ -222,15 +222,15 @@ def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
 def with_former_nodes(
     nodes: tuple[StoredNode, ...], former: Iterable[StoredNode]
 ) -> tuple[StoredNode, ...]:
-    """Return the nodes of a device that is prepared a second time. Running containers can still use
-    its previous numbers."""
+    """Return the nodes of a device that is prepared a second time. The previous numbers are
+    included, because running containers can still use them."""
     known = {(node.number, identity) for node in nodes for identity in (node.identity, "")}
     kept = {
         (node.number, node.identity): replace(node, current=False)
         for node in former
         if (node.number, node.identity) not in known
     }
-    # The latest come first: those that were current until now.
+    # The latest numbers come first: those that were current until now.
     return (*nodes, *list(kept.values())[:MAX_FORMER_NODES])
 
 
@@ -250,7 +250,7 @@ class ClaimDevices:
         load: Callable[[Sequence[str]], Iterable[StoredClaim]],
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
         """Return the claims of each device, keyed by pool and device, with their results for the
-        device. `generations` are those of all rows."""
+        device. `generations` are the generations of all rows."""
         known = {
             uid: found for uid, found in self._known.items() if generations.get(uid) == found[0]
         }

@@ -1,17 +1,19 @@
 """
-Holds: the devices and hardware of each claim, and the devices that fit in addition to them.
+Holds: the devices and hardware that each claim holds, and whether further claims fit alongside
+them.
 
 A device is held by one claim exclusively, or by any number of shares, never both. Admin access is
 possible in addition to either, and does not consume anything. In addition, claims together must not
-exceed the counter sets that their devices consume, nor the capacity that their shares consume. So
-devices that consume the same counters, and shares of one device, overlap although they have no
-common name. A device consumes its counters once, regardless of the number of claims that share it.
-Amounts are integers (:func:`.quantity_units`), so that sums are exact.
+exceed the counter sets that their devices consume, nor the capacity that their shares consume.
+Therefore, devices that consume from the same counters, and shares of one device, can conflict
+although they are different devices or shares. A device consumes its counters once, regardless of
+the number of claims that share it. Amounts are integers (:func:`.quantity_units`), so that sums are
+exact.
 
-The limits are those of the main inventory. Each decision is part of the transaction that writes it,
-so it is valid across processes. :mod:`.rows` decides when to write rows.
+The limits are taken from the main inventory. Each decision is made in the transaction that writes
+it, so it is valid across processes. :mod:`.rows` decides when to write rows.
 
-Functions that take a connection block; the others are pure. The module does not depend on
+Functions that take a connection block. The others are pure. The module does not depend on
 generations, bodies or taints.
 """
 
@@ -30,7 +32,7 @@ from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 # ---------------------------------------------------------------- hardware
 
 Amounts = Mapping[str, int]
-"""Amounts in billionths, keyed by the name of a counter or capacity."""
+"""Amounts in billionths, keyed by counter or capacity name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +48,12 @@ class PoolContent:
     partition_type_attribute: str = ""
 
     def device(self, name: str) -> Device | None:
-        """Return a device of the main inventory, whether or not the fallback is published."""
+        """Return a device in the main inventory, even if the fallback is published."""
         found = self.devices.get(name)
         return found if found is not None or self.fallback is None else self.fallback.get(name)
 
     def totals(self, counter_set: str) -> Amounts:
-        """Return the totals of a counter set. Empty if it does not exist."""
+        """Return the total amounts of a counter set. Empty if the counter set does not exist."""
         for each in self.counter_sets:
             if each.name == counter_set:
                 return units_of(each.counters)
@@ -63,7 +65,7 @@ class Hardware:
     """The main inventories of a driver at one point in time. Can be read from other threads."""
 
     pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
-    """Pools, keyed by their API names, without pools of stopped endpoints."""
+    """The pools, keyed by API name, except pools of stopped endpoints."""
 
     def device(self, pool: str, name: str) -> Device | None:
         """Return a device, or None if no endpoint lists it."""
@@ -71,7 +73,7 @@ class Hardware:
         return None if content is None else content.device(name)
 
     def totals(self, pool: str, counter_set: str) -> Amounts:
-        """Return the totals of a counter set."""
+        """Return the total amounts of a counter set."""
         content = self.pools.get(pool)
         return {} if content is None else content.totals(counter_set)
 
@@ -83,23 +85,24 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """The holds of claims on one device, without admin access."""
+    """The holds on one device, not counting admin access."""
 
     pool: str
-    """The pool's name in the API."""
+    """The API name of the pool."""
     device: str
     consumes: Mapping[str, Amounts] | None
-    """The consumption, keyed by counter set. None if no inventory has listed the device since a
-    rebuild."""
+    """The consumption of the device, keyed by counter set. None if no inventory has listed the
+    device since a rebuild."""
 
     shared: Amounts | None = field(default_factory=dict[str, int])
-    """The capacity that all shares consume. None if it is unknown for any share."""
+    """The capacity that all shares consume in total. None if the consumption of any share is
+    unknown."""
 
     exclusive: bool = True
-    """Whether one claim holds it exclusively."""
+    """Whether one claim holds the device exclusively."""
 
     unpreparing: bool = False
-    """Whether a claim that is still being unprepared holds it."""
+    """Whether a claim that is still being unprepared holds the device."""
 
 
 def units_of(quantities: Mapping[str, str]) -> Amounts:
@@ -108,8 +111,8 @@ def units_of(quantities: Mapping[str, str]) -> Amounts:
 
 
 def blocked_by_held(content: PoolContent, held: Collection[str]) -> frozenset[str]:
-    """Return the devices of a pool that no claim holds, and that need more of a counter set than
-    the held devices leave."""
+    """Return the devices of a pool that no claim holds, but for which the held devices leave too
+    little of a counter set."""
     used: dict[str, dict[str, int]] = {}
     for name in held:
         device = content.device(name)
@@ -136,9 +139,8 @@ def blocked_by_unpreparing(
     """
     Return the devices of a pool that unpreparing claims block for new claims.
 
-    These are the devices that such claims hold exclusively, and all others that do not fit in
-    addition to the holds. The scheduler does not see those claims, and considers their devices
-    free.
+    These are the devices that such claims hold exclusively, and all other devices that do not fit
+    alongside the holds. The scheduler no longer sees such claims, and considers their devices free.
     """
     leaving = [each for each in held if each.unpreparing]
     names = {each.device for each in leaving if each.exclusive}
@@ -175,7 +177,7 @@ def _consumed(held: HeldDevice, content: PoolContent) -> Mapping[str, Amounts] |
 
 
 def _is_full(held: HeldDevice, content: PoolContent) -> bool:
-    """Return whether not even the smallest share fits in addition to the held ones."""
+    """Return whether not even the smallest share fits alongside the held shares."""
     device = content.device(held.device)
     if device is None:
         return False
@@ -216,20 +218,20 @@ def _exceeds(used: Amounts, wanted: Amounts, limit: Amounts) -> bool:
 # ---------------------------------------------------------------- rows
 
 HeldAs = tuple[str, str, str, str]
-"""A row of the table of devices without its claim: pool, device, hold, and the consumption of a
+"""A row of the devices table, without the claim: pool, device, hold, and the consumption of a
 share."""
 
 TakenFrom = tuple[str, str, str, str]
-"""A row of the table of counters without its claim: pool, counter set, device, and consumption.
-The counter set is empty if the counter sets of the device are unknown."""
+"""A row of the counters table, without the claim: pool, counter set, device, and consumption. The
+counter set is empty if the counter sets of the device are unknown."""
 
 UNKNOWN = "?"
-"""The consumption of a share whose row was rebuilt only from the kubelet's list."""
+"""Stands for the consumption of a share whose row was rebuilt only from the kubelet's list."""
 
 _CHUNK = 500
-"""Devices per SQL statement."""
+"""Maximum number of devices per SQL statement."""
 
-# A partial index applies only if the query repeats its condition literally.
+# SQLite uses a partial index only if the query repeats the index condition literally.
 _HELD = (
     "WITH wanted (pool, device) AS (VALUES {}) SELECT * FROM wanted WHERE EXISTS (SELECT 1 FROM "
     "devices AS held WHERE held.pool = wanted.pool AND held.device = wanted.device AND held.hold = "
@@ -254,32 +256,33 @@ _COUNTERS = (
 )
 
 _Group = tuple[str, Amounts, int, int]
-"""Holds with equal amounts: device of the oldest, amounts, number, and the oldest claim's row."""
+"""A group of holds with equal amounts: the device of the oldest hold, the amounts, the number of
+holds, and the row of the oldest claim."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A device that a claim of a batch cannot have."""
+    """A device that a claim in a batch cannot get, with the reason."""
 
     device: StoredDevice
     holder: StoredClaim | None
     """The conflicting claim. None if the claim itself exceeds the inventory."""
 
     beside: str = ""
-    """The holder's device."""
+    """The name of the holder's device, or empty if it is the same device."""
 
     shortage: str | None = None
-    """The reason why the two do not fit together, as a clause. None if both want the same
-    device."""
+    """The reason why the two devices do not fit together, as a clause. None if both claims want the
+    same device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """All rows except one."""
+    """All rows except that of the claim in question."""
 
     connection: sqlite3.Connection
     row: int
-    """The ID of the claim's own row, which is ignored."""
+    """The ID of the claim's own row, which is excluded."""
 
     claim: Callable[[int], StoredClaim]
     """Loads the claim of a row."""
@@ -289,7 +292,7 @@ def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Hel
     """
     Return the reason why a claim conflicts with other rows, or None.
 
-    Without `hardware`, devices are compared only by name.
+    If `hardware` is None, devices are compared only by name.
     """
     holding = [device for device in claim.devices if device.hold != "admin"]
     for device in holding:
@@ -304,14 +307,14 @@ def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Hel
 
 def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> set[str]:
     """
-    Return the UIDs of claims that :func:`refusal` must judge.
+    Return the UIDs of claims that must be passed to :func:`refusal`.
 
-    Other claims cannot be refused: no other row, and none of the other claims, has one of their
-    devices, and they consume only whole devices.
+    The other claims cannot be refused: no other row, and no other claim among these, has one of
+    their devices, and they consume only whole devices.
     """
     doubtful: set[str] = set()
     wanted: dict[tuple[str, str], str] = {}
-    """One claim of each device."""
+    """The UID of one claim that wants each device."""
     for claim in claims:
         for device in claim.devices:
             if device.hold == "admin":
@@ -359,7 +362,7 @@ def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
 
 
 def incomplete(connection: sqlite3.Connection, claims: Iterable[StoredClaim]) -> set[str]:
-    """Return the UIDs of claims with unknown consumption that matter for these claims."""
+    """Return the UIDs of claims with unknown consumption that can affect these claims."""
     pools = {device.pool for claim in claims for device in claim.devices if device.consumes}
     query = (
         "SELECT uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
@@ -379,8 +382,8 @@ def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]
 
 def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
     """
-    Return the holds of claims that are being unprepared, and of others that consume counters of the
-    same pools.
+    Return the holds of claims that are being unprepared, and of other claims that consume counters
+    in the same pools.
 
     The result is empty for claims with admin access, and while no claim is being unprepared.
     """
@@ -392,7 +395,8 @@ def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
         leaving[pool, device].add(hold)
     consumed: dict[tuple[str, str], dict[str, Amounts] | None] = {}
     for each in {pool for pool, _ in leaving}:
-        # Unknown consumption comes last: it overrides what other rows of the device contain.
+        # Unknown consumption comes last, so that it overrides the values from other rows of the
+        # device.
         for device, counter_set, text in connection.execute(
             "SELECT DISTINCT device, counter_set, amounts FROM counters WHERE pool = ? "
             "ORDER BY counter_set DESC",
@@ -430,10 +434,10 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 
 
 def _holder(device: StoredDevice, rest: Rest) -> int | None:
-    """Return the row of a claim that has a device and does not share it, if any."""
+    """Return the row of a claim that conflicts with this hold on the device itself, if any."""
     # Shares do not exclude each other, so don't read other shares, of which there may be thousands.
     for hold in ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",):
-        # A partial index applies only if the query repeats its condition literally.
+        # SQLite uses a partial index only if the query repeats the index condition literally.
         query = _HOLDER.format(hold)
         key = (device.pool, device.device, rest.row)
         (holder,) = rest.connection.execute(query, key).fetchone()
@@ -475,7 +479,7 @@ def _too_little_capacity(
 ) -> Held | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
-        # Only devices in use get here without being listed. Their capacity is already held.
+        # Skip unlisted devices: they are in use, so their capacity is already held.
         if device.hold == "share" and hardware.device(*_key(device)) is not None:
             wanted[_key(device)].append(device)
     for key, shares in wanted.items():
@@ -483,7 +487,7 @@ def _too_little_capacity(
         for share in shares:
             _add(own, units_of(share.consumed_capacity))
         if not own:
-            continue  # it fits in addition to any number of others
+            continue  # a share that consumes nothing fits alongside any others
         limit = hardware.capacity(*key)
         others = _groups(rest.connection.execute(_SHARES, (*key, rest.row)), unknown=limit)
         if (name := _exceeded(own, others, limit)) is not None:
@@ -502,7 +506,7 @@ def _groups(
 
 
 def _exceeded(own: Amounts, others: Iterable[_Group], limit: Amounts) -> str | None:
-    """Return the name of an amount that would be exceeded, or None."""
+    """Return the name of a counter or capacity that would be exceeded, or None."""
     total = dict(own)
     for _, amounts, number, _ in others:
         _add(total, amounts, times=number)
@@ -520,8 +524,8 @@ def _shortage(
     of: str,
     rest: Rest,
 ) -> Held:
-    """Name the largest holder, because its release frees the most. If several are equal, name the
-    oldest."""
+    """Return the conflict with the largest holder, because releasing it frees the most. If several
+    are equally large, choose the oldest."""
     if own[name] > limit.get(name, 0):
         shortage = f"the claim requires more {of} than the driver provides"
         return Held(device=device, holder=None, shortage=shortage)
@@ -529,7 +533,7 @@ def _shortage(
         (-amounts.get(name, 0), claim, held) for held, amounts, _, claim in others
     )
     holder_claim = rest.claim(holder)
-    # More than these two may consume it.
+    # Other holders may consume it as well.
     shortage = f"both consume {of}, and not enough is left"
     return Held(device=device, holder=holder_claim, beside=held, shortage=shortage)
 
@@ -543,7 +547,8 @@ def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
 
 
 def _text(amounts: Amounts) -> str:
-    """Serialize amounts so that equal amounts have equal strings, in any notation of quantities."""
+    """Serialize amounts so that equal amounts have equal strings, regardless of the quantity
+    notation."""
     return json.dumps(sorted(amounts.items()), separators=(",", ":"))
 
 

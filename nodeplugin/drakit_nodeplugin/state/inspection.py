@@ -2,11 +2,11 @@
 Manual operations on a checkpoint: inspecting it, and forgetting a claim.
 
 An inspection never writes: it does not quarantine anything, and creates no files while the daemon
-is down. Only the driver's active instance writes to a checkpoint. So forgetting a claim is a
-request, a small file next to the checkpoint. The active instance handles the request and removes
-the file. If no instance is active, the inspection takes the driver's lock for one transaction.
-:mod:`drakit_cli` decides when a claim may be forgotten, and updates everything outside the
-checkpoint.
+is down. Only the driver's active instance writes to a checkpoint. Therefore, a claim is forgotten
+by a request: a small file next to the checkpoint. The active instance handles the request and
+removes the file. If no instance is active, the inspection takes the driver's lock for one
+transaction. :mod:`drakit_cli` decides when a claim can be forgotten, and updates everything outside
+the checkpoint.
 
 Functions block. The module does not depend on CDI files or the kubelet.
 """
@@ -32,7 +32,7 @@ FORGET_SECONDS = 10.0
 REQUEST_PREFIX = "forget-"
 
 _ATTEMPTS = 3
-"""Attempts to read a database while its daemon is starting."""
+"""Maximum number of attempts to read a database while its daemon is starting."""
 
 
 class InspectionError(Exception):
@@ -52,22 +52,23 @@ class Inspection:
     """The schema version, or None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
-    """Claims, ordered by UID. For a damaged database, only claims with intact rows."""
+    """The claims, sorted by UID. For a damaged database, only claims with intact rows."""
 
     endpoints: tuple[StoredEndpoint, ...] = ()
-    """Endpoints, ordered by name, without those whose rows are damaged."""
+    """The endpoints with intact rows, sorted by name."""
 
     problems: tuple[str, ...] = ()
-    """Problems of the database itself. The node plugin quarantines it at its next start."""
+    """Problems with the database itself. The node plugin quarantines the database at its next
+    start."""
 
     dropped: tuple[str, ...] = ()
-    """Damaged rows of endpoints. The node plugin drops them at its next start."""
+    """Damaged endpoint rows. The node plugin drops them at its next start."""
 
     damage: str | None = None
-    """The cause of lost entries that are not rebuilt yet."""
+    """The reason why entries were lost, until they have been rebuilt."""
 
     quarantined: tuple[str, ...] = ()
-    """Names of the quarantined files next to it."""
+    """The names of quarantined files next to the database."""
 
 
 def inspect(path: Path) -> Inspection:
@@ -86,7 +87,8 @@ def inspect(path: Path) -> Inspection:
 
 
 def read_device_numbers(path: Path) -> list[StoredClaim]:
-    """Return the claims that may hold device numbers. Raises :class:`CheckpointError`."""
+    """Return the claims in a checkpoint that may hold device numbers. Raises
+    :class:`CheckpointError`."""
     try:
         if schema.recognize(path) == 0:
             return []
@@ -138,7 +140,7 @@ def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
     try:
         until = time.monotonic() + FORGET_SECONDS
         while request.exists():
-            if (gone := _forget_alone(path, claim)) is not None:  # it has stopped
+            if (gone := _forget_alone(path, claim)) is not None:  # the instance has stopped
                 return gone
             if time.monotonic() > until:
                 raise InspectionError(
@@ -173,7 +175,7 @@ def _inspect(path: Path) -> Inspection:
         for _ in range(_ATTEMPTS):
             quiet = not schema.has_log(path)
             found = _read(path, version)
-            # Without a log, the file was read without locks. Check that no writer has started.
+            # Without a log, the file is read without locks, so check that no writer has started.
             if not quiet or not schema.has_log(path):
                 return found
     except schema.UnfitError as error:
@@ -188,8 +190,8 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _read(path: Path, version: int) -> Inspection:
-    """Read a database. The result contains the errors, because a process that opens the database at
-    the same time can cause them."""
+    """Read a database. Errors become part of the result, so that the caller can retry: another
+    process that opens the database at the same time can cause them."""
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")
@@ -207,7 +209,8 @@ def _read(path: Path, version: int) -> Inspection:
 
 
 def _of_damage(path: Path, version: int | None, error: Exception) -> Inspection:
-    """Return the inspection of a damaged database. Raises an error that is not damage."""
+    """Return the inspection of a damaged database. If the error does not indicate damage, re-raise
+    it."""
     if not quarantine.is_damage(error):
         raise error
     return _of_damaged(path, version, str(error))

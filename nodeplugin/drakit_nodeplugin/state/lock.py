@@ -1,17 +1,17 @@
 """
 Ensures that only one instance of a driver is active on this node.
 
-Usually one process serves a driver; during a rolling update there are two. One ``flock`` on the
+Usually, one process serves a driver. During a rolling update, there are two. One ``flock`` on the
 driver's data directory decides which of them is active. Only the active instance calls the driver,
 writes the checkpoint, and publishes. When a process ends, the kernel releases its lock, even after
 a crash.
 
 An instance that starts requests a **hand-over** by locking a second file, ``waiting.lock``. The
-active instance notices that within a second, finishes its work, and releases the lock. Then it
-waits for the lock again, but without a request, so any instance with a request takes precedence. If
-the new instance dies or does not take the lock, the previous one is active again within a second.
-It then ignores the new one for :data:`IGNORE_SECONDS`, because an instance that keeps crashing must
-not interrupt a working one.
+active instance notices the request within a second, finishes its work, and releases the lock. It
+then waits for the lock again, but without a request, so any instance with a request takes
+precedence. If the new instance dies or does not take the lock, the previous one is active again
+within a second. It then ignores requests from the new one for :data:`IGNORE_SECONDS`, because an
+instance that keeps crashing must not interrupt a working one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from drakit_nodeplugin.changes import FilePoller
 logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 0.2
-"""Time between two attempts of an instance that waits for its first turn."""
+"""Time between two attempts to take the lock by an instance that is waiting for its first turn."""
 
 YIELD_SECONDS = 0.8
-"""How long an instance that handed over leaves the lock to the one that requested it."""
+"""How long an instance that has handed over leaves the lock to the instance that requested it."""
 
 STANDBY_SECONDS = 0.4
-"""Time between two attempts of an instance that handed over."""
+"""Time between two attempts to take the lock by an instance that has handed over."""
 
 IGNORE_SECONDS = 60.0
-"""How long an instance that had its turn but did not remain active is ignored."""
+"""How long to ignore requests from an instance that had its turn but did not remain active."""
 
 WAITING_FILE = "waiting.lock"
 
@@ -64,7 +64,7 @@ class DriverLock:
         self._descriptor: int | None = None
         self._asking: int | None = None
         self._handed_over_to: str | None = None
-        """The instance to which this one last handed over."""
+        """The instance to which this one last handed over the lock."""
 
         self._ignored_until = 0.0
         self._ignored: _Asker | None = None
@@ -84,12 +84,12 @@ class DriverLock:
 
     @property
     def handed_over(self) -> bool:
-        """Whether this instance waits for the lock after a hand-over."""
+        """Whether this instance is waiting for the lock after a hand-over."""
         return self._descriptor is None and self._handed_over_to is not None
 
     async def try_acquire(self) -> bool:
-        """Take the lock if no other instance has it. Return whether this instance has it. Raises
-        OSError."""
+        """Take the lock if no other instance has it. Return whether this instance now has it.
+        Raises OSError."""
         if self._descriptor is None:
             await asyncio.to_thread(self._take)
         return self.held
@@ -116,9 +116,9 @@ class DriverLock:
         """
         Wait until another instance requests a hand-over, and return the required action.
 
-        ``ignored``: the instance requests the lock again too early, and will not get it now. This
-        is returned once for each request. ``lost``: the data directory was replaced, so the lock
-        has no effect.
+        ``ignored``: an instance has requested the lock again too early, and will not get it now.
+        This is returned once for each request. ``lost``: the data directory was replaced, so the
+        lock has no effect.
         """
         while True:
             await poller.until(lambda: self._end_of_hold() is not None)
@@ -153,7 +153,7 @@ class DriverLock:
         if self._handed_over_to is not None:
             asker = self._waiting()
             if asker is not None and asker.instance_uid != self._handed_over_to:
-                return  # yet another instance, which takes precedence
+                return  # yet another instance has the request file, and takes precedence
         self._take()
         if asks and self._descriptor is None:
             self._ask()
@@ -176,7 +176,7 @@ class DriverLock:
                 _unlock(descriptor)
 
     def _end_of_hold(self) -> _Asker | Literal["lost"] | None:
-        """Return the reason why the hold may have to end, or None."""
+        """Return the reason why this instance may have to release the lock, or None."""
         if self._descriptor is not None and not _is_at(self._data, self._descriptor):
             return "lost"
         return self._waiting()
@@ -209,7 +209,7 @@ class DriverLock:
             return None
         with suppress(OSError, UnicodeDecodeError):
             found = path.stat()
-            # Empty if the instance is about to write it.
+            # The file is empty if the instance has not written its UID yet.
             if instance_uid := path.read_text():
                 return _Asker(instance_uid, found.st_ino, found.st_mtime_ns)
         return None
@@ -233,7 +233,7 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def try_lock(data: Path) -> Generator[bool]:
-    """Hold a driver's lock, if no instance has it. Yield whether it is held. Raises OSError.
+    """Take a driver's lock if no instance has it. Yield whether it was taken. Raises OSError.
     Blocks."""
     descriptor = _lock(data, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -251,7 +251,7 @@ def _lock(path: Path, flags: int) -> int | None:
     try:
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have removed it between the open and the lock.
+            # Another process may have removed the file between the open and the lock.
             held = _is_at(path, descriptor)
     finally:
         if not held:

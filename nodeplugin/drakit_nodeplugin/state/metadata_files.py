@@ -3,13 +3,13 @@ The metadata files of one driver's claims (KEP-5304): a file for each request, w
 file mounts into containers.
 
 The content is stored with the claim, so that a lost file can be restored without calling the
-driver. A metadata file is written before the CDI file that mounts it, and removed before it. So a
-metadata file without a CDI file belongs to an unfinished step. Files are replaced as a whole, so a
-running container keeps the content that it was started with.
+driver. A metadata file is written before the CDI file that mounts it, and removed before that file.
+A metadata file without a CDI file therefore belongs to an unfinished step. Files are replaced as a
+whole, so a running container keeps the content that it was started with.
 
-For a driver without metadata, there are no such files and no costs. If the directory is unreadable,
-only claims with metadata fail. :mod:`drakit_formats.resource.metadata` defines the format; the
-checkpoint writes and removes files together with their rows.
+For a driver without metadata, there are no such files, and there is no cost. If the directory is
+unreadable, only claims with metadata fail. :mod:`drakit_formats.resource.metadata` defines the
+format. The checkpoint writes and removes files together with their rows.
 
 Does not depend on the checkpoint, the API server, drivers or gRPC.
 """
@@ -36,20 +36,20 @@ class MetadataFiles:
     """
     Writes, compares and removes the metadata files of one driver.
 
-    All methods except :meth:`mounts` block. Only one thread at a time may call :meth:`place` and
+    All methods except :meth:`mounts` block. Only one thread at a time can call :meth:`place` and
     :meth:`unlink`.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
-        """Create the object. `directory` belongs only to the driver. It must have the same path for
-        container runtimes."""
+        """Create the object. `directory` belongs only to the driver. Container runtimes must see it
+        at the same path."""
         self._driver = driver
-        # Don't flush files to disk: after a boot, every claim is prepared again, and its files are
-        # compared.
+        # Don't flush files to disk, because every claim is prepared again after a boot, and its
+        # files are then compared.
         self._directory = SpecDirectory(directory, durable=False)
         self._names: dict[str, frozenset[str]] = {}
-        """Files that exist or should exist, keyed by UID. Includes those of earlier processes once
-        the directory was listed."""
+        """The names of files that exist or should exist, keyed by UID. Includes files of earlier
+        processes once the directory has been listed."""
         self._is_listed = False
         self._listing = threading.Lock()
         self._problems = ProblemLog(
@@ -60,12 +60,13 @@ class MetadataFiles:
 
     @property
     def directory(self) -> Path:
-        """The directory of the files, which need not exist."""
+        """The directory of the metadata files, which need not exist."""
         return self._directory.path
 
     def mounts(self, claim: StoredClaim) -> dict[int, Mount]:
         """Return the mounts of a claim's files: one for each request, keyed by the index of the
-        request's first device. A container gets all devices of a claim, or those of one request."""
+        request's first device. A container gets either all devices of a claim or those of one
+        request."""
         mounts: dict[int, Mount] = {}
         mounted: set[str] = set()
         for index, device in enumerate(claim.devices):
@@ -123,25 +124,26 @@ class MetadataFiles:
         return {uid for uid, names in [*known.items()] if not names <= found}
 
     def differs(self, claim: StoredClaim) -> bool:
-        """Return whether a file of a claim does not have its content."""
+        """Return whether any of a claim's files does not have the stored content."""
         try:
             return any(
                 self._directory.read_text(name) != text for name, text in self._texts(claim).items()
             )
         except (OSError, ValueError):
-            return True  # the write reports the problem for this claim only
+            # Treat the file as different: the write reports the problem, for this claim only.
+            return True
 
     def clean(self, needed: Collection[str]) -> None:
-        """Remove half-written files of earlier processes, and those of all claims except the needed
-        ones. There must be no work on claims in flight. Raises OSError."""
+        """Remove partially written files of earlier processes, and the files of all claims except
+        the needed ones. There must be no work on claims in flight. Raises OSError."""
         self._directory.clean_temporary("")
         for error in self.unlink(self._known().keys() - set(needed)).values():
             raise error
 
     def _known(self) -> dict[str, frozenset[str]]:
-        """Return the files, keyed by UID. Until the directory can be listed, those of earlier
-        processes are missing. A later start removes them, and containers cannot get them without a
-        CDI file."""
+        """Return the files, keyed by UID. Until the directory can be listed, files of earlier
+        processes are missing from the result. A later start removes such files, and containers
+        cannot get them without a CDI file."""
         if not self._is_listed:
             with self._listing:
                 if not self._is_listed:
@@ -155,15 +157,16 @@ class MetadataFiles:
             self._problems.report(str(error))
             return
         for name in found:
-            uid = name.rpartition("_")[0]  # requests contain no underscore
+            uid = name.rpartition("_")[0]  # request names do not contain underscores
             self._names[uid] = self._names.get(uid, frozenset()) | {name}
         self._is_listed = True
         self._problems.report(None)
 
     def _mounted(self, claim: StoredClaim, names: frozenset[str]) -> frozenset[str]:
-        """Return the files among these that exist and that the claim's CDI file mounts, but whose
-        content is unknown. Rebuilt entries, and entries of an earlier version, have no content.
-        Their containers may be running, and could not restart without the files."""
+        """Return those of these files that exist and that the claim's CDI file mounts, but whose
+        content is unknown. Rebuilt entries, and entries from an earlier version, do not have the
+        content. Containers of such claims may be running, and could not restart without the
+        files."""
         spec = claim.cdi_spec or ""
         mounted = frozenset(name for name in names if f'/{name}"' in spec)
         return mounted.intersection(self._directory.names("")) if mounted else mounted
@@ -173,8 +176,8 @@ class MetadataFiles:
             self._call(self._directory.remove, name)
 
     def _call(self, action: Callable[..., object], name: str, *values: str) -> None:
-        """Write or remove a file. If that fails, raise an OSError that names the file, because the
-        claim's CDI file can fail as well."""
+        """Write or remove a file. If that fails, raise an OSError that names the file, to
+        distinguish the error from one about the claim's CDI file."""
         try:
             action(name, *values)
         except ValueError as error:

@@ -1,9 +1,9 @@
 """
-The kubelet's report of its pods: the client of its podresources API v1.
+The client of the kubelet's podresources API v1, which lists the devices of pods.
 
 A process has one client. The kubelet allows 100 calls per second in bursts of 10 for all clients
-together, and rejects the rest. So the client makes one call of each kind at a time, and shares the
-response for a second.
+together, and rejects the rest. Therefore, the client makes one call of each kind at a time, and
+shares the response for a second.
 
 :mod:`drakit_nodeplugin.claims.kubelet_claims` interprets listed and missing claims. The module does
 not depend on the checkpoint.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 5.0
-"""Time limit for a call. The kubelet responds from memory; if it takes longer, it is starting or
+"""Time limit for a call. The kubelet responds from memory, so if it takes longer, it is starting or
 hanging."""
 
 FRESH_SECONDS = 1.0
@@ -43,7 +43,7 @@ FRESH_SECONDS = 1.0
 merges their calls. It is shorter than the time between any two responses that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
-"""The same limit as in the kubelet's own client. gRPC's default is 4 MiB."""
+"""Maximum size of a response: the same as in the kubelet's own client. gRPC's default is 4 MiB."""
 
 _NO_POD = "drakit.dev-probe"
 """A name that no pod has. The response only shows whether the kubelet implements the call."""
@@ -59,7 +59,7 @@ class PodResourcesError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodName:
-    """A pod as the kubelet lists it, without its UID."""
+    """A pod as listed by the kubelet, without its UID."""
 
     namespace: str
     name: str
@@ -77,32 +77,33 @@ def own_pod(environment: Mapping[str, str]) -> PodName | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedDevice:
-    """A container's device from a claim, as the kubelet lists it."""
+    """A container's device from a claim, as listed by the kubelet."""
 
     namespace: str
-    """Namespace of the claim and of the pod."""
+    """The namespace of the claim and of the pod."""
 
     pod: str
     claim: str
-    """Name of the claim."""
+    """The claim name."""
 
     driver: str
     pool: str
     device: str
     share_id: str | None
     cdi_names: tuple[str, ...]
-    """Qualified CDI names, including those of the driver's devices that precede it in the claim."""
+    """The qualified CDI names, including the names of the driver's devices that precede this one in
+    the claim."""
 
 
 class PodView(Enum):
-    """The completeness of a pod list from the kubelet."""
+    """Whether a pod list from the kubelet is complete."""
 
     COMPLETE = "complete"
-    """The list contains the node plugin's own pod, and therefore all pods of the node."""
+    """The list contains the node plugin's own pod, and therefore all pods on the node."""
 
     PARTIAL = "partial"
-    """The kubelet's response lacks our own pod. It has not read its pods yet, so a missing claim
-    proves nothing, however long that lasts."""
+    """The node plugin's own pod is missing from the list. The kubelet has not read its pods yet, so
+    a missing claim proves nothing, however long that lasts."""
 
     UNKNOWN = "unknown"
     """There is no response, or the node plugin does not run in a pod. A claim that is listed
@@ -114,17 +115,17 @@ class PodList:
     """The devices of the kubelet's active pods, including pods without devices."""
 
     devices: tuple[ListedDevice, ...]
-    """Devices from claims."""
+    """The devices from claims."""
 
     resources: frozenset[str]
-    """The device manager's resources of which these pods have devices."""
+    """The device manager resources of which these pods have devices."""
 
     pods: PodView
-    """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
+    """Whether the list is complete. UNKNOWN if this process does not run in a pod."""
 
     asked_at: float
-    """The time of the call, on the loop's clock. Two checks that share a response are treated as
-    one observation."""
+    """The time of the call (loop clock). Two checks that share a response are treated as one
+    observation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +133,8 @@ class DeviceManagerResources:
     """The resources of the kubelet's device manager, from one of its responses."""
 
     resources: Mapping[str, bool]
-    """Resources that the kubelet serves (True), or whose devices are only still held by containers
-    (False)."""
+    """The resources, with True if the kubelet serves the resource, and False if containers only
+    still hold its devices."""
 
     unknown: str | None = None
     """The reason why the response is incomplete, or None."""
@@ -155,8 +156,9 @@ class PodResources:
         timeout_seconds: float = RESPONSE_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
-        """Create a client. `own_pod` is the pod of this process: a list that contains it is
-        complete. Outside a pod, it is None, and no list is complete."""
+        """Create a client. `own_pod` is the pod of this process. A list that contains this pod is
+        complete. If `own_pod` is None, because the process does not run in a pod, no list is
+        complete."""
         self._socket = socket
         self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
@@ -179,7 +181,7 @@ class PodResources:
         Return the devices that containers have from claims, for all drivers.
 
         Raises :class:`PodResourcesError`, including when the kubelet is too old to list claims: an
-        empty list would then mean that none is in use.
+        empty list would then mean that no claim is in use.
         """
         listed = await self._pods.get()
         if not self._knows_claims:
@@ -201,7 +203,7 @@ class PodResources:
         served = await self._served.get()
         listed = await self._pods.get()
         return DeviceManagerResources(
-            # These do not include devices from claims.
+            # These resources do not include devices from claims.
             resources=dict.fromkeys(listed.resources, False) | dict.fromkeys(served, True),
             unknown=self.incomplete(listed),
         )
@@ -251,7 +253,7 @@ class PodResources:
         """
         Check whether a list without any claim comes from a kubelet that lists claims.
 
-        The list itself does not show it, but the call for a single pod was added in the same
+        The list itself does not show this, but the call for a single pod was added in the same
         release. A kubelet without that call responds that it is disabled or unknown, instead of
         "not found". Other errors, such as from the rate limit, prove nothing about the kubelet's
         version.
@@ -282,15 +284,15 @@ class PodResources:
 
     @contextlib.asynccontextmanager
     async def _stub(self, source: str) -> AsyncGenerator[PodResourcesListerAsyncStub]:
-        """Connect for one call. Its error is logged and raised as PodResourcesError."""
-        # Import lazily to save memory: a node without claims never calls it.
+        """Connect for one call. If the call fails, log the error and raise PodResourcesError."""
+        # Import lazily to save memory: a node without claims never calls this method.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
         options = [
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", _MAX_BYTES),
-            # Otherwise, a channel can reuse the connection of an earlier channel, which waits for
-            # its next attempt even though the kubelet listens again.
+            # Otherwise, a channel can reuse the connection of an earlier channel, which may be
+            # waiting for its next attempt although the kubelet is listening again.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         target = f"unix:{self._socket}"
@@ -324,7 +326,7 @@ class _Shared(Generic[ResponseT]):
 
     def _answered(self, task: asyncio.Task[ResponseT]) -> None:
         if not task.cancelled():
-            task.exception()  # retrieve it here, because all waiters may be canceled
+            task.exception()  # retrieve the exception here, because all waiters may be canceled
         # Don't keep a list of thousands of devices in memory until the next check.
         task.get_loop().call_later(self._fresh_seconds, self._forget)
 

@@ -5,8 +5,8 @@ Opens a checkpoint's database, regardless of the state of its file.
 2. Identify the file without writing. A file that only later versions can use remains unchanged.
 3. Check every row.
 4. Quarantine a damaged or foreign file, and copy its intact rows.
-5. Compare the CDI files with the rows. An entry is written before its file and deleted after it, so
-   a file without an entry shows that rows were lost. If SQLite's log is damaged, SQLite reports no
+5. Compare the CDI files with the rows. A row is written before its file and deleted after it, so a
+   file without a row shows that rows were lost. If SQLite's log is damaged, SQLite reports no
    error, but reads the log only up to the damage.
 
 **Quarantine.** The intact rows move to a new database, and the damaged database is kept for
@@ -46,12 +46,12 @@ from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 logger = logging.getLogger(__name__)
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""Exceptions that can occur while a database is read. The last one occurs if SQLite's message
+"""Exceptions that can occur while a database is read. The last one occurs if a message from SQLite
 contains damaged text."""
 
 KEPT = 5
-"""Number of damaged databases that are kept, newest first. Files of other programs are never
-removed."""
+"""Number of damaged databases to keep. The oldest are removed first. Files of other programs are
+never removed."""
 
 _PARTS = ("-wal", "-journal", "")
 _SALVAGING = ".salvaging"
@@ -75,7 +75,7 @@ class Opened:
 
     connection: sqlite3.Connection
     damage: str | None
-    """The cause of lost entries, until :func:`forget_damage`."""
+    """The reason why entries were lost, until :func:`forget_damage` is called."""
 
     uids: set[str]
     """The claims that have a row."""
@@ -84,7 +84,7 @@ class Opened:
 def is_damage(error: Exception) -> bool:
     """Return whether an error shows that the database itself is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # a wrong checksum, or invalid UTF-8
+    if code is None:  # the error is a wrong checksum, or invalid UTF-8
         return isinstance(error, DamagedRowError | UnicodeDecodeError | sqlite3.OperationalError)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
@@ -96,12 +96,12 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
     Open a database for a daemon. Raises :class:`CheckpointError`.
 
-    `without_entry` gets the UIDs of all entries, and returns those of other claims that have a CDI
-    file, which show that entries were lost. It may raise OSError.
+    `without_entry` is called with the UIDs of all entries, and returns the UIDs of other claims
+    that have a CDI file. Any such claim shows that entries were lost. It may raise OSError.
     """
     try:
         private_directory(path.parent)
-        for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged databases
+        for file in path.parent.glob(f"{path.name}*"):  # including the log, and damaged databases
             private_file(file)
         for complete in _with_suffix(path, _SALVAGED):  # from a quarantine that a crash interrupted
             _swap(path, complete)
@@ -124,7 +124,7 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
 
 
 def remembered_damage(connection: sqlite3.Connection) -> str | None:
-    """Return the cause of lost entries that are not rebuilt yet, or None."""
+    """Return the reason why entries were lost that have not been rebuilt yet, or None."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
     return None if row is None else str(row[0])
 
@@ -191,7 +191,7 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
-    """Return the claims that have a file but no entry."""
+    """Return the claims that have a CDI file but no entry."""
     try:
         return sorted(without_entry(uids))
     except OSError:
@@ -247,7 +247,7 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
     """
     Copy the intact rows of a damaged database into a new, empty one.
 
-    Returns the claims that the damaged database names but whose rows were not copied. Raises
+    Returns the claims that are named in the damaged database but whose rows were not copied. Raises
     sqlite3.Error if the target cannot be written, or the source cannot be opened.
     """
     # SQLite would wait for the other end of a pipe, and would remove the log next to an empty file.
@@ -256,7 +256,7 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
     copied: set[str] = set()
     named: set[str] = set()
     with closing(schema.connect_reading(path)) as source:
-        # The damaged definition of one table must not hide the others.
+        # A damaged definition of one table must not hide the other tables.
         list(_up_to_damage(source, "PRAGMA writable_schema = ON"))
         for order in ("ASC", "DESC"):
             bodies = f"SELECT body, checksum FROM bodies ORDER BY id {order}"  # noqa: S608
@@ -294,7 +294,8 @@ def _swap(path: Path, complete: Path) -> None:
     for part in _PARTS:
         with suppress(FileNotFoundError):
             path.with_name(path.name + part).rename(path.with_name(name + part))
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # only an index of the log
+    # This file is only an index of the log.
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     complete.rename(path)
     _sync(path.parent)
     _prune(path)

@@ -1,10 +1,10 @@
 """
-The stored form of a prepared claim (the content of a checkpoint row), and the serialization of rows
-of claims and endpoints.
+The stored form of a prepared claim (the content of a checkpoint row), and the serialization of
+claim and endpoint rows.
 
 These few types are separate from the engine's types, so that no change to the engine changes a row
-or its checksum. A new field gets a default here, and readers ignore unknown fields. So each version
-can read the rows of its predecessor and of its successor (:mod:`.schema`).
+or its checksum. A new field gets a default here, and readers ignore unknown fields. Therefore, each
+version can read the rows of its predecessor and of its successor (:mod:`.schema`).
 
 Does not depend on SQLite.
 """
@@ -24,14 +24,14 @@ State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
 
 Hold = Literal["exclusive", "share", "admin"]
-"""The kind of a claim's hold on a device: exclusive, a share, or admin access."""
+"""How a claim holds a device: exclusively, as a share, or with admin access."""
 
 RecordT = TypeVar("RecordT")
 
 Rebuilt = Literal["listed", "confirmed"]
-"""The source of a rebuilt entry. ``listed``: only the kubelet listed its devices, so requests,
-configs and admin access are unknown. ``confirmed``: the API server also confirmed that the claim
-still has them."""
+"""The source of a rebuilt entry. ``listed``: the devices are known only from the kubelet's list, so
+requests, configs and admin access are unknown. ``confirmed``: the API server has also confirmed
+that the claim still has the devices."""
 
 
 class DamagedRowError(Exception):
@@ -43,7 +43,7 @@ class StoredNode:
     """A device node whose hardware its driver has identified, or a node of a rebuilt claim."""
 
     type: str
-    """``b`` or ``c``."""
+    """The type of the node: ``b`` or ``c``."""
 
     major: int
     minor: int
@@ -52,8 +52,8 @@ class StoredNode:
     because only the CDI file of a rebuilt claim has the number."""
 
     current: bool = True
-    """Whether the CDI file has this number. If not, containers that were started before the
-    hardware got a different number can still use it."""
+    """Whether the CDI file contains this number. If not, only containers that were started before
+    the hardware got a different number can still use it."""
 
     @property
     def number(self) -> tuple[str, int, int]:
@@ -72,19 +72,19 @@ class StoredDevice:
     admin_access: bool = False
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     configs: tuple[int, ...] = ()
-    """Indexes of the claim's configs that apply to the device, in their order."""
+    """The indexes of the claim's configs that apply to the device, in order."""
 
     consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
     """The consumption from the pool's counter sets, as in the main inventory. None if it is
-    unknown, because the entry was rebuilt. Comparisons ignore it, because a changed inventory does
-    not make it another device."""
+    unknown, because the entry was rebuilt. Ignored in comparisons, because a changed inventory does
+    not make it a different device."""
 
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
-    """Qualified names of other CDI devices that its container also gets, as its driver returned
-    them. Comparisons ignore them."""
+    """The qualified names of other CDI devices that the container also gets, as returned by the
+    driver. Ignored in comparisons."""
 
     nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
-    """The device nodes that have an identity. Comparisons ignore them, because the kernel can give
+    """The device nodes that have an identity. Ignored in comparisons, because the kernel can give
     the same device a different number."""
 
     @property
@@ -104,17 +104,18 @@ class StoredClaim:
     name: str
     state: State
     boot_id: str
-    """The boot in which it was prepared. A reboot loses everything that is not on disk."""
+    """The ID of the boot in which the claim was prepared. After a reboot, everything that is not on
+    disk is lost."""
 
     devices: tuple[StoredDevice, ...]
     configs: tuple[str, ...] = ()
-    """The opaque parameters with which it was prepared, because its driver may need them to
-    unprepare it. Each is stored once, regardless of the number of devices, and as a string, because
-    parsed objects take far more memory. The lowest precedence comes first. Keys are sorted, so that
-    equal parameters have equal strings."""
+    """The opaque parameters with which the claim was prepared. The driver may need them to
+    unprepare the claim. Each config is stored once, regardless of the number of devices, and as a
+    string, because parsed objects take far more memory. The lowest precedence comes first. Keys are
+    sorted, so that equal parameters have equal strings."""
 
     data: str | None = None
-    """The rest of the claim as it was read, as JSON, if its driver needs it. If the claim is
+    """The rest of the claim as it was read, as JSON, if the driver needs it. If the claim is
     prepared again without the API server, the driver gets the same data."""
 
     cdi_spec: str | None = None
@@ -126,18 +127,18 @@ class StoredClaim:
     files. None for other claims."""
 
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The content of its metadata files: JSON, keyed by the full name of the request. Empty if its
-    driver has no metadata."""
+    """The content of the claim's metadata files: JSON, keyed by the full request name. Empty if the
+    driver does not use metadata."""
 
     metadata_generation: int = 0
-    """The number of versions that its metadata files have had so far."""
+    """The number of versions that the claim's metadata files have had so far."""
 
     side_effects: bool = True
-    """Whether its driver had side effects to undo when the claim was prepared."""
+    """Whether the driver had side effects to undo when the claim was prepared."""
 
     rebuilt: Rebuilt | None = None
-    """Set if the entry was rebuilt after damage: its containers may be running, but the driver must
-    prepare it again when the kubelet asks."""
+    """Set if the entry was rebuilt after damage. The claim's containers may be running, but the
+    driver must prepare the claim again when the kubelet requests it."""
 
     generation: int = 0
     """The generation of the row. The checkpoint sets it at each write, and never reuses it. A
@@ -149,7 +150,7 @@ class StoredClaim:
 
     @property
     def reference(self) -> ClaimReference:
-        """The claim as drivers and the API know it."""
+        """The identity of the claim."""
         return ClaimReference(namespace=self.namespace, name=self.name, uid=self.uid)
 
 
@@ -159,7 +160,7 @@ class StoredEndpoint:
 
     name: str
     pools: Mapping[str, tuple[str, ...]]
-    """Names of devices, keyed by API name of the pool."""
+    """The device names, keyed by the API name of the pool."""
 
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The devices among them that the endpoint no longer listed, keyed by pool."""
@@ -173,11 +174,11 @@ class StoredEndpoint:
     and the slices."""
 
     stopped_at: float | None = None
-    """The time at which it stopped, in seconds since 1970. None if it was available when the row
-    was written."""
+    """The time at which the endpoint stopped, as a Unix timestamp. None if it was available when
+    the row was written."""
 
     removing: bool = False
-    """Whether its grace period has ended, and its pools are being deleted."""
+    """Whether the endpoint's grace period has ended, and its pools are being deleted."""
 
 
 def dump(record: StoredClaim | StoredEndpoint) -> bytes:
@@ -185,14 +186,14 @@ def dump(record: StoredClaim | StoredEndpoint) -> bytes:
     try:
         return orjson.dumps(record, default=dict)
     except (TypeError, ValueError) as error:
-        # The device manager checks everything except an endpoint's name.
+        # The device manager validates everything in an endpoint except its name.
         claim = isinstance(record, StoredClaim)
         name = f"claim {record}" if claim else f"endpoint {record.name!r}"
         raise ValueError(f"{name} cannot be written as JSON: {error}") from error
 
 
 checksum = zlib.crc32
-"""The checksum of a row's bytes. The kubelet's own checkpoint uses the same algorithm."""
+"""The checksum function for a row's bytes. The kubelet's own checkpoint uses the same algorithm."""
 
 
 def load(body: object, *, expected: object) -> StoredClaim:
@@ -231,7 +232,7 @@ def _device(body: dict[str, Any]) -> StoredDevice:
     device = _known(_DEVICE_FIELDS, body)
     for name in ("configs", "cdi_devices"):
         device[name] = tuple(device.get(name, ()))
-    nodes = device.get("nodes", ())  # an earlier version did not store these
+    nodes = device.get("nodes", ())  # an earlier version did not store nodes
     device["nodes"] = tuple([StoredNode(**_known(_NODE_FIELDS, node)) for node in nodes])
     return StoredDevice(**device)
 
@@ -239,7 +240,7 @@ def _device(body: dict[str, Any]) -> StoredDevice:
 def _endpoint(body: dict[str, Any]) -> StoredEndpoint:
     endpoint = _known(_ENDPOINT_FIELDS, body)
     for key in ("gone", "evicting", "held"):
-        endpoint.setdefault(key, {})  # an earlier version did not store these
+        endpoint.setdefault(key, {})  # an earlier version did not store these fields
     for key in ("pools", "gone", "evicting"):
         endpoint[key] = {pool: tuple(names) for pool, names in endpoint[key].items()}
     return StoredEndpoint(**endpoint)

@@ -2,10 +2,10 @@
 The rows of a checkpoint: reading them, and writing a batch of claims as compare-and-swap.
 
 The functions need an open connection with the current schema (:mod:`.schema`). A writer must know
-the generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
-written without a generation, because endpoints have one writer. Damaged rows of endpoints are
-ignored, because an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens
-connections and handles errors.
+the generation of a claim's row. :mod:`.holds` compares the devices of claims. Endpoint rows are
+written without a generation, because they have only one writer. Damaged endpoint rows are ignored,
+because an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens connections
+and handles errors.
 
 Functions block. The module does not depend on asyncio or files.
 """
@@ -54,19 +54,19 @@ class WriteOutcome:
     """The written claims, with their new generation."""
 
     held: Mapping[str, Held]
-    """Claims that were not written, because other claims hold one of their devices, or hardware
+    """The claims that were not written, because other claims hold one of their devices, or hardware
     that they need."""
 
     changed: frozenset[str]
-    """Claims that were not written, because the stored row differs from the one that the writer
-    knows: an administrator has forgotten the claim, or the checkpoint has lost it."""
+    """The claims that were not written, because the stored row differs from the one that the writer
+    knows. For example, an administrator has forgotten the claim, or the checkpoint has lost it."""
 
     taken: Mapping[str, TakenNumber] = field(default_factory=dict[str, TakenNumber])
-    """Claims that were not written, because another claim holds a device number that they need for
-    other hardware."""
+    """The claims that were not written, because another claim holds, for other hardware, a device
+    number that they need."""
 
     file_errors: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
-    """Claims that were written, but whose CDI files could not be written."""
+    """The claims that were written, but whose CDI files could not be written."""
 
 
 class _Row(NamedTuple):
@@ -80,8 +80,8 @@ _Entry = tuple[StoredClaim, _Row | None]
 """A claim to write, and its current row."""
 
 Admit = Callable[[StoredClaim, bool], TakenNumber | None]
-"""Returns the number because of which a claim must be refused, or None. The second argument is
-whether containers already use its devices."""
+"""Returns the device number that another claim holds, if a claim must be refused, or None. The
+second argument is whether containers already use the claim's devices."""
 
 
 @contextmanager
@@ -92,7 +92,8 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk has already rolled it back
+        # If the disk is full, SQLite has already rolled the transaction back.
+        if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
 
@@ -119,8 +120,8 @@ def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
 def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
     """Return the claims whose device nodes have identities, and possibly others. Raises
     DamagedRowError."""
-    # A body can have 128 KiB of opaque parameters, so don't parse it. In a JSON string, the quotes
-    # are escaped, so they do not match.
+    # Search the body instead of parsing it, because it can have 128 KiB of opaque parameters.
+    # Inside a JSON string, quotes are escaped, so they do not match.
     query = f"{_SELECT} WHERE instr(body, CAST('\"identity\":' AS BLOB)) > 0"
     return [row.claim for row in _load(connection.execute(query))]
 
@@ -140,7 +141,7 @@ def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> 
 def uids(
     connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
 ) -> set[str]:
-    """Return UIDs, optionally of one state or of one boot."""
+    """Return the UIDs of all claims, or only of those in a state or from a boot."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
     query = f"SELECT uid FROM claims WHERE {terms or 'TRUE'}"  # noqa: S608
@@ -159,7 +160,7 @@ def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
 
 
 def damaged_endpoints(connection: sqlite3.Connection) -> Mapping[object, str]:
-    """Return a sentence for each damaged row of an endpoint, keyed by the stored name."""
+    """Return the problem with each damaged endpoint row, keyed by the stored name."""
     return {
         name: f"the row of endpoint {name}: {error}"
         for name, error in _endpoints(connection)
@@ -181,8 +182,8 @@ def write(
     """
     Write claims that have the generation of their row, in the caller's transaction.
 
-    Without `hardware`, claims are compared only by the names of devices. `recent` are recently
-    stored claims; if their generation is still that of their row, the row is not read again.
+    If `hardware` is None, claims are compared only by device names. `recent` are recently stored
+    claims. If the generation of such a claim is still that of its row, the row is not read again.
     `admit` decides about prepared claims that have device numbers. Raises ValueError for a claim
     that appears twice or cannot be encoded as JSON.
     """
@@ -203,7 +204,7 @@ def write(
             if claim.state == "prepared" and any(device.nodes for device in claim.devices):
                 old = row.claim if (row := known.get(claim.uid)) else None
                 in_use = old and old.state == "prepared" and old.boot_id == claim.boot_id
-                # Containers may be running with the numbers of a rebuilt claim, so always admit it.
+                # Always admit a rebuilt claim, because containers may be running with its numbers.
                 if (why := admit(claim, bool(in_use or claim.rebuilt))) is not None:
                     taken[claim.uid] = why
         for uid in taken:
@@ -298,8 +299,8 @@ def _put(
     *,
     hardware: Hardware | None = None,
 ) -> dict[str, Held]:
-    """Write rows, keyed by UID. Return those that are not written because of the holds of
-    others."""
+    """Write rows, keyed by UID. Return the claims that are not written because of other claims'
+    holds."""
     moved = {
         uid
         for uid, (claim, row) in entries.items()
@@ -318,8 +319,8 @@ def _put(
             return found.claim
         raise DamagedRowError("there are devices without a claim")
 
-    # Process one claim at a time, because a stored claim holds its devices against the rest of the
-    # batch.
+    # Process one claim at a time, because once a claim is stored, the rest of the batch cannot get
+    # its devices.
     for uid, (claim, row) in entries.items():
         if uid not in doubtful:
             continue
@@ -397,9 +398,10 @@ def _complete_rebuilt(
     """
     Add the consumption of their devices to rebuilt rows that block claims.
 
-    Their generation remains, because only the knowledge about them changes.
+    The generations of these rows do not change, because only the knowledge about the claims
+    changes.
     """
-    # The claims of the batch are written as given.
+    # The claims in the batch are written as given.
     wanted = incomplete(connection, claims) - {claim.uid for claim in claims}
     for id_, claim in [*_rows(connection, "uid", [*wanted])]:
         completed = replace(

@@ -1,5 +1,5 @@
 """
-The schema of a checkpoint's database: how a database is created, identified and checked.
+The schema of a checkpoint database: how a database is created, identified and checked.
 
 A database contains two versions:
 
@@ -9,7 +9,8 @@ A database contains two versions:
 drakit reads and writes every file whose readable-from is at most its own version, for example after
 a downgrade. A later version may therefore only add tables, indexes, and row fields with a default.
 The older version leaves added tables unchanged, and drops added fields from each row that it
-writes; the later version must handle both. Any other change raises :data:`READABLE_FROM`.
+writes. The later version must handle both. Any other change requires an increase of
+:data:`READABLE_FROM`.
 
 The database stores a claim several times (head, body, devices, counters), so that queries are fast.
 All copies must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` handles damaged
@@ -31,22 +32,21 @@ from drakit_nodeplugin.state.holds import counters_of, devices_of
 from drakit_nodeplugin.state.records import DamagedRowError, load
 
 VERSION = 3
-"""The current version. Increase it in each release that changes tables or rows."""
+"""The current schema version. Increase it in each release that changes tables or rows."""
 
 READABLE_FROM = 2
-"""The oldest version that can use the databases of this one. Increase it when a table, a field or a
-value changes its meaning or is removed, and when a state or a hold is added. Version 1 lets two
+"""The oldest version that can use the databases of this one. Increase it when a table, field or
+value changes its meaning or is removed, and when a state or hold is added. Version 1 lets two
 instances of a driver write at the same time."""
 
 _APPLICATION_ID = 0x44524B54
 """``DRKT``: distinguishes drakit's databases from those of other programs (``application_id``)."""
 
 BUSY_SECONDS = 5.0
-"""How long a writer waits for another program that reads the database."""
+"""How long a writer waits for another program that is reading the database."""
 
 # These strings identify a database: any change, even of whitespace, changes the schema. The columns
-# of a primary key come first, because otherwise SQLite 3.40 reports NULL in columns that cannot be
-# NULL.
+# of a primary key come first. Otherwise, SQLite 3.40 reports NULL in columns that cannot be NULL.
 _STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
@@ -85,8 +85,7 @@ class NewerVersionError(Exception):
 
 
 class UnfitError(Exception):
-    """The file is not an intact database of drakit. The message is a sentence without its
-    subject."""
+    """The file is not an intact drakit database. The message is a sentence without its subject."""
 
     def __init__(self, reason: str, *, foreign: bool = False) -> None:
         super().__init__(reason)
@@ -115,8 +114,8 @@ def connect_reading(path: Path) -> sqlite3.Connection:
     """Open a database without changing it or its log, even during writes."""
     mode = "mode=ro"
     if not has_log(path):
-        # No process has it open. Without this option, SQLite would create its two companion files,
-        # and leave them.
+        # No process has the database open. Without this option, SQLite would create its two
+        # companion files, and leave them behind.
         mode += "&immutable=1"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
@@ -124,7 +123,7 @@ def connect_reading(path: Path) -> sqlite3.Connection:
 
 
 def has_log(path: Path) -> bool:
-    """Return whether a database has a log, because a process has it open or was killed."""
+    """Return whether a database has a log. If so, a process has it open or was killed."""
     return _size(path.with_name(f"{path.name}-wal")) > 0
 
 
@@ -161,8 +160,8 @@ def create(connection: sqlite3.Connection) -> None:
     """
     Create the schema in the caller's transaction.
 
-    Generations begin at the clock's milliseconds. If a database was lost, work that knows one of
-    its generations must not encounter the same number again.
+    Generations begin at the current time in milliseconds. If a database was lost, work that knows
+    one of its generations must not encounter the same number again.
     """
     for statement in _STATEMENTS:
         connection.execute(statement)
@@ -190,18 +189,19 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """
     Yield the problems of a database. May also raise sqlite3.Error.
 
-    Does not check rows of endpoints, because damaged ones are only dropped.
+    Does not check endpoint rows, because damaged ones are only dropped.
     """
     yield from _integrity(connection)
     generation = 0
-    # Rows that remain in these sets at the end do not match the bodies.
+    # Index rows that remain in these sets at the end do not match any body.
     devices: set[tuple[object, ...]] = set(
         connection.execute("SELECT claim, pool, device, hold, amounts FROM devices")
     )
     counters: set[tuple[object, ...]] = set(
         connection.execute("SELECT claim, pool, counter_set, device, amounts FROM counters")
     )
-    # Read one row at a time, because a join with the devices would repeat the body for each device.
+    # Read the rows separately, because a join with the devices would repeat the body for each
+    # device.
     heads = connection.execute(
         "SELECT id, uid, state, boot_id, generation, checksum, body "
         "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
