@@ -452,6 +452,15 @@ BUGS: tuple[Bug, ...] = (
         touched=_rule(lambda rule: not rule.selective),
     ),
     Bug(
+        what="a NoExecute taint evicts pods immediately, even if their requests tolerate it, "
+        "because kube-scheduler does not copy tolerations into allocations",
+        link=f"{PULLS}134479",
+        fixes={34: None},
+        touched=_request(
+            lambda each: any(one.effect in ("", "NoExecute") for one in each.tolerations)
+        ),
+    ),
+    Bug(
         what="a NoExecute taint does not evict pods that use its device as an extended resource",
         link=f"{ISSUES}141290",
         fixes={34: None, 35: None, 36: None, 37: 2},

@@ -129,6 +129,10 @@ CASES = {
     ),
     "140798": ([a_slice(), a_claim(shareID="s")], "ResourceClaim lab/used"),
     "141620": ([a_rule()], "DeviceTaintRule off"),
+    "134479": (
+        [a_template(exact(tolerations=[{"operator": "Exists", "effect": "NoExecute"}]))],
+        "ResourceClaimTemplate lab/t",
+    ),
     "141290": (
         [a_slice(taints=[TAINT | {"effect": "NoExecute"}]), a_claim(device="dev-1", extended=True)],
         "ResourceClaim lab/used",
@@ -147,6 +151,7 @@ NOT_THE = {
     "142202": [a_template(exact(capacity={"requests": {"memory": "1Gi"}}))],
     "140798": [a_claim(), a_slice()],
     "141620": [a_rule(deviceSelector={})],
+    "134479": [a_template(exact(tolerations=[{"operator": "Exists", "effect": "NoSchedule"}]))],
     "141290": [
         a_class(extendedResourceName="example.com/gpu"),
         a_slice(taints=[TAINT]),
