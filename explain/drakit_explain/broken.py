@@ -1,5 +1,5 @@
 """
-The problems of allocated claims whose pods have a node but do not start, or are running.
+Explains the problems of allocated claims whose pods have a node but do not start, or are running.
 
 The allocation is compared with the node, the pools and devices, their taints, the binding
 conditions, and the consumers of the claim. Only certain problems are returned. For example, nothing

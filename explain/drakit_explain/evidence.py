@@ -1,7 +1,7 @@
 """
-The evidence about a pod from the kubelet, the container runtime and drivers: the states of its
-containers, its own message, and Events. For messages with a known cause, the module also has the
-remedy.
+Reads the evidence about a pod from the kubelet, the container runtime and drivers: the states of
+its containers, its own message, and Events. For messages with a known cause, the module also has
+the remedy.
 
 A pod goes through the steps of its start in a fixed order, and each step can fail again. Therefore,
 the latest Event contains the reason.

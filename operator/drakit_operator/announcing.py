@@ -1,5 +1,5 @@
 """
-Announcements: when an object gets an Event, with which note, and how often.
+Announces problems: decides when an object gets an Event, with which note, and how often.
 
 * A sentence is announced once, and again only after half an hour (the API server deletes Events
   after an hour).

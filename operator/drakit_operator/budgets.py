@@ -1,6 +1,6 @@
 """
-The store's memory limits: one for the content of the pods, claims and templates in all namespaces
-together, and one for each node's slices and reports.
+Enforces the store's memory limits: one for the content of the pods, claims and templates in all
+namespaces together, and one for each node's slices and reports.
 
 Content is the part of an object that its author can make large: the requests of claims and
 templates, and the scheduling rules of pods. Each object has its own limit

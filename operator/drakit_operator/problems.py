@@ -1,5 +1,5 @@
 """
-The problems of a pod or claim, computed from the facts of the store. Pure.
+Finds the problems of a pod or claim from the facts in the store, with pure functions.
 
 The reason why a claim is not allocated depends on the pod that waits for it, so
 :func:`problems_of_pod` also reports the claims of the pod. :func:`problems_of_claim` reports

@@ -1,5 +1,5 @@
 """
-The feature gates of kubelets, schedulers and controller managers.
+Reads the feature gates of kubelets, schedulers and controller managers.
 
 A kubelet exports its gates as metrics, which the API server proxies for users who are allowed to
 `get` `nodes/proxy`. The metrics of the other components have their own authentication. If these

@@ -1,5 +1,5 @@
 """
-``kubectl drakit drivers``: each driver with its nodes, pools, devices and problems.
+``kubectl drakit drivers``: lists each driver with its nodes, pools, devices and problems.
 
 The command computes them from the objects that the user is allowed to list. It does not need the
 operator, which only adds the start times of problems. Does not depend on sessions.

@@ -1,6 +1,6 @@
 """
-``kubectl drakit explain``: explains the object in the arguments, either once, or repeatedly until
-nothing is pending.
+``kubectl drakit explain``: explains the specified object, either once, or repeatedly until nothing
+is pending.
 
 Does not depend on how a result is found.
 """

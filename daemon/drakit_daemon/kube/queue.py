@@ -1,6 +1,6 @@
 """
-A fair queue of keys: many changes to one object result in one piece of work, and failures are
-retried later.
+A fair queue of keys: many changes to one object result in one work item, and failures are retried
+later.
 
 A key is in one lane at a time. Each lane has its own workers, so no lane waits for the work of
 another lane. These rules decide which owner is charged, and which key is next:

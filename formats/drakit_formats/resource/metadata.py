@@ -1,5 +1,5 @@
 """
-Device metadata files (KEP-5304): their content, and their paths in a container.
+Builds the content of device metadata files (KEP-5304), and their paths in a container.
 
 A container reads the attributes of its devices from one file per request and driver. The file is a
 stream of JSON objects with the same content in each version of ``metadata.resource.k8s.io``, newest
