@@ -43,6 +43,9 @@ from e2e.simulated import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("simulated")]
 
+PARTITIONS = pytest.mark.kubernetes(oldest="1.35")
+"""For Kubernetes 1.34, the driver publishes whole GPUs, because counters have another format."""
+
 
 @pytest.fixture(scope="module")
 def simulated(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
@@ -66,6 +69,7 @@ def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
 # ------------------------------------------------------------ partitions
 
 
+@PARTITIONS
 def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab):
     lab.apply(*example("simulated/partitions-pod"))
     lab.wait_phase("partitions", "Running")
@@ -95,6 +99,7 @@ def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab
     lab.wait_phase("three", "Running")
 
 
+@PARTITIONS
 def test_a_gpu_and_its_partitions_exclude_each_other(lab):
     lab.apply(*example("simulated/gpu-pod"))
     lab.wait_phase("gpu", "Running")
@@ -263,6 +268,7 @@ def test_taints_come_and_go_as_in_the_control_file(lab):
     assert keys(lab.devices()["nic-0"]) == set()
 
 
+@PARTITIONS
 def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(lab):
     lab.command(health={"gpu-0": {"status": "unhealthy", "message": "it is too hot"}})
     unhealthy = {"drakit.dev/unhealthy:NoSchedule"}

@@ -315,8 +315,10 @@ def all_alternatives_fail(s: Scene) -> Iterator[None]:
         "of a pool with 1 of 2 slices; the scheduler uses the pool when the driver has published "
         "all of them",
     ),
+    oldest="1.35",
 )
 def pool_incomplete(s: Scene) -> Iterator[None]:
+    # The scheduler of Kubernetes 1.34 uses incomplete pools, except for requests for all devices.
     s.device_class(MODEL_X)
     s.publish(device("a", {"model": "x"}), of=2)
     s.pod(s.request())
