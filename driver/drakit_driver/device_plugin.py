@@ -1,21 +1,22 @@
 """
 Serves a driver to the kubelet as a device plugin, for clusters or nodes without DRA.
 
-The class is the same as for DRA. The device plugin API (``v1beta1``) has fewer features than DRA.
-The list below describes how each part of the contract in :mod:`drakit.driver` maps to it. A driver
-that needs more is refused at the start. A device that needs more is not listed, and the reason is
-logged.
+The driver class is the same as for DRA. The device plugin API (``v1beta1``) has fewer features than
+DRA. The list below describes how each part of the contract in :mod:`drakit.driver` maps to it. A
+driver that needs other features is rejected at startup. A device that needs other features is not
+listed, and the reason is logged.
 
 Resources
     ``--resource lamps.example.com/lamp`` lists all devices as one resource. For several kinds of
     devices, append an attribute and its value, once for each kind:
     ``--resource gpu.example.com/mig-1g:profile=1g.10gb``. The first option that matches a device
-    applies. A device that matches none is not listed.
+    applies. A device that does not match any of them is not listed.
 
 IDs
-    A device has its name as its ID, with its pool if it has one: ``gpus/gpu-0``. The ID of a share
-    ends in its number: ``gpu-0::3``. The order of devices is the driver's: the kubelet prefers
-    devices that come first, and devices that differ if a container requests several shares.
+    The ID of a device is its name, preceded by its pool if it has one: ``gpus/gpu-0``. The ID of a
+    share ends in the share number: ``gpu-0::3``. The order of devices is the driver's order. The
+    plugin asks the kubelet to prefer devices that come first and, if a container requests several
+    shares, shares of different devices.
 
 Shares
     A device with `Device.allow_multiple_allocations` becomes several devices. Each of them consumes
@@ -24,43 +25,43 @@ Shares
     a device without capacity, which any number of claims can share.
 
 Health
-    A device is unhealthy if the driver reports so, or taints it with ``NoSchedule`` or
-    ``NoExecute``: pods cannot tolerate taints of a resource. An unknown health changes nothing.
-    The kubelet does not evict pods, not even if `Device.evict_if_gone` is set. If the driver ends,
-    all devices are unhealthy until it has listed them again. It is restarted with a backoff from
-    1 s to 1 min.
+    A device is unhealthy if the driver reports it as unhealthy, or taints it with ``NoSchedule`` or
+    ``NoExecute``, because pods cannot tolerate the taints of a device plugin's devices. Unknown
+    health has no effect. The kubelet does not evict pods, even if `Device.evict_if_gone` is set. If
+    the driver stops, all devices are unhealthy until it has listed them again. The driver is
+    restarted with a backoff from 1 s to 1 min.
 
 Topology
     `Topology.numa_node` is the NUMA node for the kubelet's Topology Manager. Other attributes have
     no effect.
 
 Edits
-    Containers get the variables, device nodes, mounts and CDI devices of the edits. Device plugins
-    cannot pass hooks, network devices, supplementary groups, resctrl settings, or the mode and
-    owner of a device node; such edits fail. Of a mount's options, the kubelet passes only ``ro``
-    and ``rw``: it drops ``nosuid`` and ``nodev``, and options that change more are refused. If two
-    devices of a container set the same variable or container path, the last one applies. The other
-    fields of a `PreparedDevice` have no effect.
+    Containers get the environment variables, device nodes, mounts and CDI devices in the edits.
+    Device plugins cannot pass hooks, network devices, supplementary groups, resctrl settings, or
+    the mode and owner of a device node; such edits fail. Of a mount's options, the kubelet passes
+    only ``ro`` and ``rw``: it drops ``nosuid`` and ``nodev``, and all other options are rejected
+    unless the kubelet implies them. If two devices of a container set the same variable or
+    container path, the last one applies. The other fields of a `PreparedDevice` have no effect.
 
 Prepare
     There are no claims. `prepare` gets a `ClaimReference` with the namespace ``device-plugin``, the
-    ID as name, and a UID made of the driver's name and the ID. Therefore, a device has the same
-    "claim" every time: state that the driver stores by UID is replaced, and does not accumulate.
-    The name of the request is the resource's without its domain: ``lamp``. Parameters have their
+    ID as name, and a UID derived from the driver name and the ID. Therefore, a device has the same
+    "claim" every time, and state that the driver stores by UID is replaced instead of accumulating.
+    The request name is the resource name without its domain: ``lamp``. Parameters have their
     defaults, `AllocatedDevice.configs` is empty, and there is no admin access. If `prepare` fails
-    or takes longer than 60 s, the pod fails with the error. The kubelet does not retry it; the
-    controller creates another pod. The kubelet admits no other pod during the call.
+    or takes longer than 60 s, the pod fails with the error. The kubelet does not retry the call,
+    but the pod's controller creates another pod. The kubelet admits no other pod during the call.
 
 Unprepare
     The kubelet does not notify a device plugin when a pod ends. Therefore, a driver with side
-    effects (`Driver.side_effects`) is refused, unless ``--unprepare-late`` is set. Then `unprepare`
-    and `reset` run immediately before the next `prepare` of the device. The kubelet allocates a
-    device again only after its containers have ended, so they are not disturbed, and the next pod
-    gets the device in the state that the driver guarantees. Until then, the device remains as the
-    last pod left it: powered on, configured, or with the data of that pod. If that is not
-    acceptable, use DRA. With this option, `prepare` also runs before each start of a container,
-    because the kubelet does not allocate devices again after a reboot. The container keeps the
-    edits of the first call.
+    effects (`Driver.side_effects`) is rejected, unless ``--unprepare-late`` is set. With this
+    option, `unprepare` and `reset` run immediately before the next `prepare` of the device. The
+    kubelet allocates a device again only after its containers have ended, so they are not
+    disturbed, and the next pod gets the device in the state that the driver guarantees. Until then,
+    the device remains as the last pod left it: powered on, configured, or with the data of that
+    pod. If that is not acceptable, use DRA. With ``--unprepare-late``, `prepare` also runs before
+    each start of a container, because the kubelet does not allocate devices again after a reboot.
+    The container keeps the edits of the first call.
 
 Refused
     Policies, `Driver.claim_data`, and parameters without a default. Partitions, because the kubelet
