@@ -1,9 +1,10 @@
 """
 The layout of drakit's files below the kubelet's root directory, and their modes.
 
-All files are in one directory, so that the node plugin does not need to mount the kubelet's whole
-`plugins` directory, which also contains the global mounts of CSI drivers. Drivers have their own
-subdirectory, because any DNS subdomain can be a driver name, including `backends`.
+Except for registration sockets, all files are in one directory, so that the node plugin does not
+need to mount the kubelet's whole `plugins` directory, which also contains the global mounts of CSI
+drivers. The directories of drivers are in a subdirectory, because any DNS subdomain can be a driver
+name, including `backends`.
 
 Only root can access the data, because checkpoints contain the opaque parameters of tenants. A mode
 passed to ``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it, so

@@ -6,7 +6,7 @@ conditions, and the consumers of the claim. Only certain problems are returned. 
 is certain about a pool that is being updated, or about a kind that may not be listed.
 
 :mod:`.pending` finds the reason why a pod has no node yet. Does not depend on clients, clocks, or
-    Events.
+Events.
 """
 
 from __future__ import annotations

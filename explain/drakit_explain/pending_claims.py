@@ -7,7 +7,7 @@ missing. Extended resources that a DeviceClass provides are treated as claims, b
 creates one.
 
 :mod:`.pending` determines whether devices are available. Does not depend on clients, clocks, or
-    Events.
+Events.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ caller measures how long it lasts. Whether a slice's driver is installed on its 
 determined, because the API does not list the drivers of a node. A missing node can be detected.
 
 :mod:`.pools` determines which slices are used, according to the scheduler's rules. Does not depend
-    on clients, clocks, or Events.
+on clients, clocks, or Events.
 """
 
 from __future__ import annotations

@@ -91,10 +91,11 @@ class Profiles:
         return (
             driver,
             slices,
-            # Number the names, because the allocator looks up counters by name.
+            # The name itself does not matter, so a number replaces it. But the allocator keys
+            # counters by pool name only, so pools of two drivers with the same name share them.
             names.setdefault(name, len(names)),
             tuple(sorted(pool.counters.items())),
-            # devices on other nodes consume the same counters, so the pool differs from all others
+            # Devices on other nodes consume the same counters, so the pool differs from all others.
             name if pool.elsewhere else None,
         )
 
@@ -129,7 +130,12 @@ class Profiles:
         )
 
     def _state(self, of: SliceFacts, relevant: int) -> Iterator[Hashable]:
-        """Yield how claims and taints affect the devices."""
+        """
+        Yield the parts of the profile that depend on claims and taints.
+
+        These are the allocated devices, the taints, and the consumed capacity of shared devices.
+        If all devices are treated as free, there are none.
+        """
         world = self._world
         if self._all_free:
             return

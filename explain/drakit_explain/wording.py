@@ -238,8 +238,8 @@ def cut(words: list[str], most: int) -> str:
 
 
 def named_holder(claim: ClaimFacts) -> str:
-    """Return a claim's name with the pods that use the claim. If the claim is being deleted,
-    include the reason why it still exists."""
+    """Return the claim's name, with its first user and the number of others. If the claim is being
+    deleted, add the finalizer that delays the deletion."""
     users = cut(claim.users, 1) or "no pod"
     if claim.held_by:
         users += f"; its deletion waits for finalizer {claim.held_by[0]}"

@@ -14,7 +14,7 @@ Announces problems: decides when an object gets an Event, with which note, and h
   (:class:`drakit_daemon.rate_limiter.FairRateLimiter`).
 
 :func:`decide` is pure, :class:`Announcer` has the state, and :class:`EventWriter` writes. Its
-    recorder deduplicates Events across replicas and restarts.
+recorder deduplicates Events across replicas and restarts.
 
 Does not depend on the store.
 """

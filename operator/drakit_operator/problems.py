@@ -6,7 +6,7 @@ The reason why a claim is not allocated depends on the pod that waits for it, so
 problems that do not depend on a waiting pod, including problems of running pods.
 
 :mod:`drakit_explain` composes the sentences, and :mod:`drakit_operator.announcing` reports them.
-    Does not depend on queues, clocks or sessions.
+Does not depend on queues, clocks or sessions.
 """
 
 from __future__ import annotations

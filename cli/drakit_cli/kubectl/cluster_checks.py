@@ -440,7 +440,8 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
 
 
 def _grant(name: str, role: str) -> str:
-    """Return the command that allows a user to read something in all namespaces."""
+    """Return a fix that asks an administrator to bind a user to a new ClusterRole. `role` are the
+    ``kubectl create clusterrole`` flags that define its rule."""
     role_name = f"drakit-user-{name}"
     return (
         f"ask an administrator: kubectl create clusterrole {role_name} {role} && kubectl create "

@@ -232,7 +232,7 @@ def _images(release: Release) -> Iterator[Finding]:
 
 
 def _restarted(release: Release) -> Iterator[Finding]:
-    """Find containers that have ended, even if they are running again."""
+    """Report containers that were restarted, even if they are running now."""
     for each in release.containers:
         if not (each.restarts and each.ended):
             continue

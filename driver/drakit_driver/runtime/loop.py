@@ -358,8 +358,8 @@ async def _end_leaked_tasks(driver: str) -> None:
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:
-    """Close a generator in the loop in which it ran, so that it can clean up. If the generator has
-    already ended, this does nothing."""
+    """Run `close`, such as the ``aclose`` of a stream, in the loop in which the generators ran, so
+    that they can clean up. Closing a generator that has already ended does nothing."""
     if close is None:
         return
     closing = asyncio.ensure_future(close())

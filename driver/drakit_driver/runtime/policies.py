@@ -258,7 +258,7 @@ class PolicyFeed:
             self.on_connected()
 
     def invalid(self, policies: AnyPolicies, problems: Mapping[str, str]) -> None:
-        """Record that the driver found some policies invalid, and did not apply any of them."""
+        """Record that some policies are invalid, so the driver applied none of the policies."""
         if self.on_invalid is not None:
             self.on_invalid(policies, problems)
 

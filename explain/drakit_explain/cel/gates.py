@@ -112,10 +112,11 @@ def depend_on_gates(expressions: Iterable[str]) -> bool:
 
 async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, bool]:
     """
-    Read all gates of the API server, or of another component with these metrics, keyed by name.
+    Return the feature gates of the API server, or of another component that serves the metric
+    ``kubernetes_feature_enabled``, keyed by gate name.
 
-    :raises GatesUnknownError: the metrics do not contain gates.
-    :raises ApiError: the component does not respond, or its metrics may not be read.
+    :raises GatesUnknownError: the metrics do not contain feature gates, or are too large or slow.
+    :raises ApiError: the component does not respond, or access to its metrics is forbidden.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):

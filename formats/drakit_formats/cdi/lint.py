@@ -3,7 +3,7 @@ The linter finds all problems in a spec, or in directories of CDI files, which i
 do.
 
 :mod:`.fields` contains the rules for fields, and :mod:`.spec` those for versions. tests/data/cdi
-    contains a file for each problem.
+contains a file for each problem.
 
 A directory later in the list has priority over the earlier ones. If two files in one directory
 define the same device, runtimes ignore it, even if a file in a later directory also defines it,

@@ -3,7 +3,7 @@ Converts devices and counter sets to and from their form in a ResourceSlice
 (``resource.k8s.io/v1``), compares them, and finds the fields that an API server does not support.
 
 :mod:`.inventory` checks the limits first. The node plugin distributes devices over slices, and
-    :mod:`.objects` converts them to other API versions.
+:mod:`.objects` converts them to other API versions.
 
 If a feature gate is disabled, or the API server is older than the field, it drops the field
 silently. It rejects a slice only in two cases. When it drops a list attribute's field, an attribute

@@ -340,8 +340,9 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
 
 
 def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, Sequence[str]]:
-    """Return, keyed by policy, a clause for each device that claims hold in a form that the policy
-    no longer offers, such as more shares than ``sharing.users``."""
+    """Return the conflicts between changed policies and the claims that still hold their devices,
+    as clauses keyed by policy. An example is a claim that holds a whole device, which the policy
+    now shares."""
     selection = scan.selection
     refused = (each.published for each in selection.refused.values())
     policies: dict[str, set[str]] = defaultdict(set)

@@ -29,7 +29,7 @@ mounted."""
 
 
 def check_text(text: str) -> str:
-    """Raise an error for a string that is not printable."""
+    """Return `text` unchanged. Raises ValueError if it contains an ASCII control character."""
     if re.search(r"[\x00-\x1f\x7f]", text):
         raise ValueError(f"{text!r} has a control character")
     return text

@@ -526,7 +526,7 @@ class DeviceManager:
                 self._passed = max(self._passed, until)
 
     def _let_go(self, devices: Collection[DeviceKey]) -> None:
-        """Forget the given gone devices, because no claim holds them."""
+        """Forget these devices, which are gone and which no claim holds any longer."""
         for state in self._endpoints.values():
             state.let_go(devices)
         self._notify()

@@ -524,8 +524,8 @@ class PoolState:
         return forgotten
 
     def _observe_inventory(self, content: PoolContent, *, returned: bool) -> set[str]:
-        """Apply the health in an inventory. Return the devices whose reported health has
-        changed."""
+        """Apply the health in an inventory. Return the devices whose health has changed or, if the
+        endpoint has returned, all devices with a health."""
         reported: set[str] = set()
         # A device in the main inventory takes precedence over the device with the same name in the
         # fallback.

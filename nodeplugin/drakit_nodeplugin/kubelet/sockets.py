@@ -70,11 +70,12 @@ class SocketPaths:
 
 def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
     """
-    Return the socket paths of an instance. Hashes replace long names until the paths are short
-    enough.
+    Return the socket paths of an instance.
 
-    The registration socket has the same name as with the Kubernetes plugin helper. Raises
-    :class:`SocketError`.
+    If a path is too long for a Unix socket, hashes replace names in it. Otherwise, the registration
+    socket has the name that the Kubernetes plugin helper gives it.
+
+    :raises SocketError: no path is short enough.
     """
     if not kubelet_root.is_absolute():
         raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")

@@ -468,7 +468,12 @@ class _Planner:
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
-    """Return the published slices that are needed to build a content's body, newest last."""
+    """
+    Return the published slices from which the body of `content` copies devices and counter sets.
+
+    It copies those that are known only by name, and devices with taints, because a taint keeps the
+    time at which it was added. Newer slices come last, because they take precedence.
+    """
     devices = {n for n, each in content.devices.items() if each.taints or each.device is None}
     sets = {name for name, each in content.counter_sets.items() if each is None}
     return [

@@ -521,6 +521,6 @@ class PoolPublisher:
 
 
 def qualified(pool: str, rejected: Mapping[str, str]) -> dict[str, str]:
-    """Prefix device names with the driver's name for their pool. Devices in the pool that is named
-    after the node get no prefix."""
+    """Return the rejections keyed by ``pool/device``, with the driver's name for the pool. For the
+    default pool, which is named after the node, the key is only the device name."""
     return {f"{pool}/{device}".lstrip("/"): why for device, why in rejected.items()}

@@ -331,9 +331,9 @@ def _link(directory: int, name: str) -> tuple[int, int]:
 
 
 def _identity(directory: int) -> tuple[int, int] | None:
-    """Return a value that distinguishes the socket that is in place from others, or None if there
-    is no socket. The file system may reuse an inode immediately, so the value includes the creation
-    time. Blocks."""
+    """Return the inode and mtime of the registration socket, which show whether another socket
+    has replaced it. None if there is no socket. The file system may reuse an inode immediately, so
+    the inode number is not sufficient. Blocks."""
     try:
         found = os.stat(REGISTRATION_SOCKET, dir_fd=directory, follow_symlinks=False)
     except OSError:
