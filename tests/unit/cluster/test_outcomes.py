@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.outcomes import OutcomesError, differing, keep, page, read, results
+from e2e.outcomes import PAGE, OutcomesError, differing, keep, page, read, results
 
 XML = """<testsuites><testsuite name="pytest">
 <testcase classname="e2e.test_a" name="test_one" time="1"/>
@@ -47,3 +47,7 @@ def test_a_later_run_of_some_tests_keeps_the_results_of_the_others(folder):
     found = results(folder)
     assert found["1.36"]["test_a::test_one"] == "passed"
     assert "test_a::test_two[x]" not in differing(found)
+
+
+def test_the_page_of_the_site_has_the_stored_results():
+    assert PAGE.read_text() == page(results())
