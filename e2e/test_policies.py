@@ -153,9 +153,9 @@ class Scene:
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.cluster.apply(json.dumps(body))
 
-    def report(self, node: str, **outcomes: dict[str, Any]) -> None:
+    def beat(self, node: str) -> None:
         """
-        Write a node's report with the outcomes of policies by name, and its heartbeat.
+        Write a node's heartbeat.
 
         Without a heartbeat, Kubernetes considers a node unreachable after 40 s. The time starts at
         the last heartbeat under that name, even if it came from a deleted node.
@@ -166,6 +166,10 @@ class Scene:
             "lastHeartbeatTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         self._patch_status("node", node, {"conditions": [condition]})
+
+    def report(self, node: str, **outcomes: dict[str, Any]) -> None:
+        """Write a node's report with the outcomes of policies by name, and its heartbeat."""
+        self.beat(node)
         name = f"{node}.{DRIVER}"
         body = {
             "apiVersion": crds.API_VERSION,
@@ -271,9 +275,15 @@ def test_each_condition_can_be_waited_for(scene):
     scene.wait("Conflicting")
     assert "policy other matches /dev/ttyUSB0 on fine" in scene.condition("Conflicting")[1]
     scene.wait("Accepted")
+
     # On a slow machine, the operator sees each report separately. After 10 writes, it waits a
     # minute.
-    wait_for("the shares", lambda: scene.condition("Applied")[0] == "DevicesInUse", seconds=90)
+    def in_use() -> bool:
+        for name in (FINE, BROKEN):
+            scene.beat(name)
+        return scene.condition("Applied")[0] == "DevicesInUse"
+
+    wait_for("the shares", in_use, seconds=90, period=2)
     assert "broken: claims hold 3 devices" in scene.condition("Applied")[1]
 
     # Another owner has the DeviceClass.
