@@ -36,6 +36,7 @@ from drakit_daemon.kube.client_library import (
     load_in_cluster,
     load_kubeconfig,
 )
+from drakit_daemon.kube.connection_errors import CHECK, connection_problem
 from drakit_daemon.kube.listing import MAX_PAGE_BYTES, Listing, WatchEvent, read_events, read_list
 from drakit_daemon.kube.request import (
     JsonResponse,
@@ -45,39 +46,6 @@ from drakit_daemon.kube.request import (
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_CHECK = "; check this address, and that the API server is running"
-"""The remedy for a failed connection."""
-
-
-def _connection_problem(error: aiohttp.ClientError | OSError) -> str:
-    """Describe a failed connection, as the end of a sentence that begins with the API server."""
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return f"cannot be reached: its host name cannot be resolved{_CHECK}"
-        case aiohttp.ClientProxyConnectionError():
-            return (
-                f"cannot be reached: the proxy {error.host}:{error.port} does not accept "
-                "connections; check HTTPS_PROXY, NO_PROXY and the kubeconfig's proxy-url"
-            )
-        case aiohttp.ClientConnectorCertificateError():
-            cause = error.certificate_error
-            why = getattr(cause, "verify_message", None) or str(cause)
-            return f"has an invalid certificate: {why}; check the certificate authority"
-        case aiohttp.ClientSSLError():
-            why = getattr(error.os_error, "reason", None) or str(error.os_error)
-            return f"does not accept a TLS connection: {why}{_CHECK}"
-        case aiohttp.ClientConnectorError():
-            number = error.os_error.errno
-            why = os.strerror(number) if number and number > 0 else str(error.os_error)
-            return f"cannot be reached: {why}{_CHECK}"
-        case aiohttp.InvalidURL():
-            return "does not have a valid URL; check this address"
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
-            return "closed the connection before the response was complete"
-        case _:
-            return f"sent an invalid response: {error}"
-
 
 # ---------------------------------------------------------------- credentials
 
@@ -569,17 +537,17 @@ class Session:
                 yield response
         except TimeoutError as error:
             if isinstance(error, aiohttp.ConnectionTimeoutError):
-                why = f"cannot be reached within {self.timeouts.connect_seconds:g} s{_CHECK}"
+                why = f"cannot be reached within {self.timeouts.connect_seconds:g} s{CHECK}"
             else:
                 is_silent = isinstance(error, aiohttp.SocketTimeoutError)
                 limit = timeout.sock_read if is_silent else timeout.total
                 seconds = limit or self.timeouts.request_seconds
-                why = f"did not respond within {seconds:g} s{_CHECK}"
+                why = f"did not respond within {seconds:g} s{CHECK}"
             raise self._no_response(method, path, why) from None
         except (aiohttp.ClientError, OSError) as error:
             # Don't chain the cause: the representation of some aiohttp errors contains the request
             # headers.
-            raise self._no_response(method, path, _connection_problem(error)) from None
+            raise self._no_response(method, path, connection_problem(error)) from None
 
     def _no_response(self, method: str, path: str, problem: str) -> UnavailableError:
         why = f"the API server {self.server} {problem}"
