@@ -30,6 +30,7 @@ from drakit_nodeplugin.allowed import AllowedBackend, AllowedPlugin
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_operator.config import Config
 from tools.reference import docstrings, markdown
+from tools.site.links import anchor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ def section(
         heading = _heading(nested, of)
         base = next((each for each in nested.__mro__[1:] if each in described), None)
         for each in (nested, *_bases(nested)):
-            described.setdefault(each, f"[{heading}](#{_anchor(heading)})")
+            described.setdefault(each, f"[{heading}](#{anchor(heading)})")
         yield f"### {heading}"
         keys = " and ".join(map(markdown.code, of))
         text = f"Fields of {keys}."
@@ -175,10 +176,6 @@ def _has_entry(path: str) -> bool:
 def _bases(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """Yield the classes from which a model has fields."""
     return (each for each in model.__mro__[1:] if getattr(each, "model_fields", None))
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^a-z0-9_-]", "", heading.lower())
 
 
 def _heading(model: type[BaseModel], paths: list[str]) -> str:

@@ -79,13 +79,16 @@ def anchors(text: str) -> set[str]:
             continue
         found.update(_ID.findall(part))
         for heading in _HEADING.finditer(part):
-            words = re.sub(r"[^\w\s-]", "", _LINKED.sub(r"\1", heading["title"])).strip().lower()
-            name = heading["id"] or re.sub(r"[-\s]+", "-", words)
-            same = (f"{name}_{number}" for number in itertools.count(1))
-            found.add(
-                name if name not in found else next(each for each in same if each not in found)
-            )
+            name = heading["id"] or anchor(_LINKED.sub(r"\1", heading["title"]))
+            names = itertools.chain([name], (f"{name}_{each}" for each in itertools.count(1)))
+            found.add(next(each for each in names if each not in found))
     return found
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of the first heading with a title, as Python-Markdown names it."""
+    words = re.sub(r"[^\w\s-]", "", title).strip().lower()
+    return re.sub(r"[-\s]+", "-", words)
 
 
 def is_external(target: str) -> bool:
