@@ -295,8 +295,7 @@ FIRST_NODES = 4
 
 OTHER_NODES = 32
 MAX_OTHERS = 4
-"""Of the nodes without enough devices, at most this many have their profiles compared, and are
-queried."""
+"""Maximum number of nodes without enough devices to compare by profile, and to query."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

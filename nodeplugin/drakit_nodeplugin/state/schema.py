@@ -45,8 +45,8 @@ _APPLICATION_ID = 0x44524B54
 BUSY_SECONDS = 5.0
 """How long a writer waits for another program that is reading the database."""
 
-# These strings identify a database: any change, even of whitespace, changes the schema. The columns
-# of a primary key come first. Otherwise, SQLite 3.40 reports NULL in columns that cannot be NULL.
+# These strings identify a database: any change, even of whitespace, changes the schema. Primary key
+# columns must come first, because SQLite 3.40 otherwise returns NULL for columns that are NOT NULL.
 _STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (

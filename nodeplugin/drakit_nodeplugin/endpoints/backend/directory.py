@@ -563,7 +563,7 @@ class BackendDirectory:
 
 
 async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoResponse:
-    """Describe the node to a backend, and return the backend's unchecked description of itself.
+    """Call GetInfo of a backend, with the facts about the node. The caller must check the response.
     Raises :class:`.CallFailedError`."""
     request = pb.GetInfoRequest(node_name=node.name, plugin_version=version)
     if (labels := node.labels) is not None:

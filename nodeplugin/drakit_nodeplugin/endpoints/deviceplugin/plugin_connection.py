@@ -300,8 +300,8 @@ class PluginClient:
         )
         answer = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
         if self._pre_start_required:
-            # The kubelet makes this call before each container start. A DRA driver is not notified
-            # of container starts, so make the call only once.
+            # The kubelet makes this call each time before it starts a container. Call only once,
+            # because the kubelet does not notify DRA drivers when it starts a container.
             pre_start = pb.PreStartContainerRequest(devices_ids=ids)
             await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
         edits, annotations_lost = await self._edits_in(answer)
