@@ -8,8 +8,8 @@ Containers get CDI devices from the file that ``nvidia-ctk cdi generate`` writes
 libraries, links and device nodes of a GPU depend on the version of its driver, and NVIDIA's toolkit
 knows them all. A UUID always means the same hardware, unlike the number in /dev/nvidia0.
 
-The driver only lists existing MIG instances, because the toolkit's file does not contain later
-ones. It needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
+The driver does not create MIG instances, because the toolkit's file would not contain them. It
+needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
 """
 
 import asyncio
@@ -73,8 +73,7 @@ class GpusConfig(DriverConfig):
     isolated: the scheduler only tracks it."""
 
     ignored_xids: frozenset[int] = frozenset({13, 31, 43, 45, 68, 109})
-    """Errors (XIDs) that do not make a GPU unhealthy. By default, these are the errors of
-    applications, as in NVIDIA's device plugin."""
+    """Errors (XIDs) that leave a GPU healthy, by default those of applications."""
 
     poll_seconds: PositiveFloat = 5
     """Maximum time to detect a change other than an error (XID)."""
@@ -210,8 +209,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
     def _read_gpu(self, index: int) -> Inventory:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid: str = nvml.nvmlDeviceGetUUID(gpu)
-        # Addresses in sysfs have four digits fewer.
-        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()
+        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()  # sysfs has four digits fewer
         mig = _supported(nvml.nvmlDeviceGetMigMode, gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slices = 1 if mig else self.config.time_slices
         device = Device(
@@ -243,8 +241,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
                 continue
             size = nvml.nvmlDeviceGetAttributes_v2(mig)
             if size.computeInstanceSliceCount != size.gpuInstanceSliceCount:
-                # Such instances share their memory, so counters would have to count parts of
-                # instances.
+                # Such instances share memory, so counters would have to count parts of them.
                 problem = "it is a part of a GPU instance; create instances with nvidia-smi mig -C"
                 rejected.append(_rejected(nvml.nvmlDeviceGetUUID(mig), problem))
                 continue
