@@ -124,7 +124,12 @@ def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_
 
     for param in REFUSED:
         (devices,) = param.values
-        assert FORGED in refused(replace, devices), param.id
+        message = refused(replace, devices)
+        if "effect: Unsupported value" in message:
+            # Kubernetes 1.34 does not have the effect None, and validates before policies do.
+            assert param.id == "a-taint-without-an-effect"
+            continue
+        assert FORGED in message, param.id
         created = slice_of(node, pool=node, driver="other.test")
         created["spec"]["devices"] = devices
         assert FORGED in refused(try_create, as_first_node, created), param.id

@@ -285,6 +285,13 @@ def _pools_of_one_name(world: World) -> str | None:
     return None
 
 
+def _shareable_beside_others(world: World) -> str | None:
+    for of in world.slices():
+        if len(of.devices) > 1 and any(group.kind.shareable for group in of.devices.groups):
+            return f"ResourceSlice {of.name}"
+    return None
+
+
 def _later_alternative_for_all(of: Wanted) -> bool:
     return any(each.every for request in of.requests for each in request.alternatives[1:])
 
@@ -391,6 +398,14 @@ BUGS: tuple[Bug, ...] = (
         link=f"{ISSUES}140729",
         fixes={34: None, 35: None, 36: None, 37: None, 38: None},
         touched=_request(lambda each: each.admin_access, beside=_has_counters),
+        waits=True,
+    ),
+    Bug(
+        what="kube-scheduler checks the capacity of the first device in a slice instead of the "
+        "selected device, so a pod can wait although a shared device has enough capacity",
+        link=f"{ISSUES}133705",
+        fixes={34: None},
+        touched=_shareable_beside_others,
         waits=True,
     ),
     Bug(

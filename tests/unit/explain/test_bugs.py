@@ -110,6 +110,10 @@ CASES = {
         [a_template(exact(adminAccess=True)), WITH_COUNTERS],
         "ResourceClaimTemplate lab/t",
     ),
+    "133705": (
+        [a_slice(allowMultipleAllocations=True)],
+        "ResourceSlice a.example.com-pool-a",
+    ),
     "137347": (
         [a_template([{"name": "s0", **exact()}, {"name": "s1", **ALL}])],
         "ResourceClaimTemplate lab/t",
@@ -145,6 +149,7 @@ NOT_THE = {
     "138882": [a_template(ALL, exact(count=2)), a_slice()],
     "140434": [counters_of("a.example.com", "one"), counters_of("a.example.com", "two")],
     "140729": [a_template(exact()), WITH_COUNTERS],
+    "133705": [a_slice()],
     "137347": [a_template([{"name": "s0", **ALL}, {"name": "s1", **exact()}])],
     "140438": [a_template(exact(count=2), constraints=[{"matchAttribute": "a.example.com/numa"}])],
     "139017": [a_claim()],
