@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from drakit_cli.package import MACHINES
+
 Content = bytes | Path
 """A file's content, or a local file with the content."""
-
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class Image:
 
 def architecture() -> str:
     """Return this machine's architecture, as in image configurations."""
-    return ARCHITECTURES.get(platform.machine(), platform.machine())
+    names = {machine: name for name, machine in MACHINES.items()}
+    return names.get(platform.machine(), platform.machine())
 
 
 def write_image(
@@ -57,9 +58,9 @@ def write_image(
     """
     Write the image `name` (repository:tag) with one layer to `path`, atomically.
 
-    :param files: path in the container -> (content, permission bits); parents are created. :param
-    links: path in the container -> target of a symbolic link. :param aliases: further names of the
-    image.
+    :param files: path in the container -> (content, permission bits); parents are created.
+    :param links: path in the container -> target of a symbolic link.
+    :param aliases: further names of the image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

@@ -114,6 +114,9 @@ RULES = (
     ),
 )
 
+_MISPLACED = re.compile(r"\S +:(?:param \w+|raises \w+|returns?):| :param$", re.MULTILINE)
+"""A field that a line break would have to precede."""
+
 _EXEMPT = re.compile(
     r":param \w+:|:\w+:`[^`]*`|``[^`]*``|`[^`]*`|\"[^\"\n]*\"|^ {2,}\S.*$|\b\w+[_.]\w[\w.()]*"
     r"|\b(?i:leav(?:e|es|ing)|left|let) [^.:;]{0,60}?\balone\b",
@@ -149,6 +152,8 @@ def _comment(block: list[tuple[int, int, str]]) -> Passage:
 
 def problems(passage: Passage) -> Iterator[str]:
     """Yield a sentence for each rule that a passage breaks."""
+    if passage.is_docstring and (found := _MISPLACED.search(passage.text)):
+        yield f'"{found.group().strip()}": start each field on a line of its own'
     text = _EXEMPT.sub("X", passage.text)
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
     for rule in RULES:

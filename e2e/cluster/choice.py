@@ -48,8 +48,8 @@ def cluster_of_tests(suffix: str, *, minor: str | None = None) -> Cluster:
     """
     Return one of the clusters of the tests. Each process of pytest-xdist has separate clusters.
 
-    :param suffix: the end of the name; CLUSTER_NAME names the cluster with the empty suffix. :param
-    minor: as for :func:`cluster`.
+    :param suffix: the end of the name; CLUSTER_NAME names the cluster with the empty suffix.
+    :param minor: as for :func:`cluster`.
     """
     base = os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")

@@ -54,8 +54,8 @@ def combined_programs(minors: Sequence[str], *, platform: str = "") -> Path:
     """
     Return a folder with the program, under the name `drakit-cel-MINOR` for each release.
 
-    :param platform: such as linux/arm64; by default that of this machine. :raises ImageError: Go is
-    missing, or the sources are invalid.
+    :param platform: such as linux/arm64; by default that of this machine.
+    :raises ImageError: Go is missing, or the sources are invalid.
     """
     go = run(["go", "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60)
     sources = [*CEL_SOURCES.glob("*.go"), *CEL_SOURCES.glob("go*.mod"), *CEL_SOURCES.glob("*.sum")]

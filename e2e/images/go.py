@@ -71,8 +71,8 @@ def cel_program(minor: str = DEFAULT_MINOR, *, platform: str = "") -> Path:
     """
     Return the explainer's helper for a minor release. Builds it if it is not in the cache.
 
-    :param platform: such as linux/arm64; by default that of this machine. :raises ImageError: Go is
-    missing, or the sources are invalid.
+    :param platform: such as linux/arm64; by default that of this machine.
+    :raises ImageError: Go is missing, or the sources are invalid.
     """
     name = f"drakit-cel-{minor}"
     return go_program(CEL_SOURCES, name=name, flags=cel_flags(minor), platform=platform)
@@ -111,9 +111,9 @@ def go_program(
     """
     Return the program of a module in this repository. Builds it if it is not in the cache.
 
-    :param imported: other modules in this repository that it imports. :param platform: such as
-    linux/arm64; by default that of this machine. :raises ImageError: Go is missing, or the sources
-    are invalid.
+    :param imported: other modules in this repository that it imports.
+    :param platform: such as linux/arm64; by default that of this machine.
+    :raises ImageError: Go is missing, or the sources are invalid.
     """
     native = run(
         ["go", "env", "GOHOSTOS", "GOHOSTARCH"], what="asking Go's platform", timeout_seconds=60

@@ -32,8 +32,8 @@ def driver_image(name: str, folder: Path, *, nodeplugin: Path) -> Path:
     """
     Return the archive of an image. Builds it if its folder or the node plugin's image changed.
 
-    :param name: the image's name, with its tag. :param folder: contains a Dockerfile with a `BASE`
-    argument, and the files that it copies.
+    :param name: the image's name, with its tag.
+    :param folder: contains a Dockerfile with a `BASE` argument, and the files that it copies.
     """
     label = re.sub(r"[^a-z0-9.]+", "-", name)
     found = (path for path in folder.rglob("*") if path.is_file())

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from drakit_cli.package import MACHINES
 from e2e.images.cache import ImageError, run
 from e2e.images.go import cel_programs
 from tools import wheel
@@ -32,12 +33,9 @@ from tools.krew.__main__ import write_archives
 from tools.krew.archive import PLATFORMS
 from tools.programs import go_programs
 from tools.release.files import CHECKSUMS, release_notes, write_chart, write_checksums
-from tools.release.images import AMD64, ARM64, AssemblyError, write_layouts
+from tools.release.images import AssemblyError, write_layouts
 from tools.release.version import ROOT, current
 from tools.site.source import config
-
-MACHINES = {AMD64: "x86_64", ARM64: "aarch64"}
-"""Architectures in the terms of Go and of images, and in those of Python."""
 
 
 class Build:

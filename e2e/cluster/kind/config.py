@@ -68,8 +68,8 @@ def kind_config(
     """
     Return kind's configuration.
 
-    :param minor: the minor release of Kubernetes in the node image, such as 1.36. :param folder:
-    the folder that :func:`write_files` has filled.
+    :param minor: the minor release of Kubernetes in the node image, such as 1.36.
+    :param folder: the folder that :func:`write_files` has filled.
     """
     gates, served = options.gates_for(minor), options.runtime_config_for(minor)
     workers = options.nodes if options.nodes > 1 else 0
@@ -122,8 +122,8 @@ def cut_rules(
 
     :param servers: the addresses of the API server's node.
     :param own: the addresses of the node.
-    :param address: the address of the node's processes, or of a pod. If None, the whole node is
-        cut off.
+    :param address: the address of the node's processes, or of a pod. If None, the whole node is cut
+        off.
     """
     found: list[tuple[list[str], list[str]]] = []
     for server in servers:

@@ -112,8 +112,8 @@ def inner_images(required: Iterable[str], *, sandbox: str) -> list[Image]:
     """
     Return the images that a node has before it starts. They differ only in entry point and user.
 
-    :param required: the names that `kubeadm config images list` prints. :param sandbox: the name of
-    the sandbox's image in containerd's configuration.
+    :param required: the names that `kubeadm config images list` prints.
+    :param sandbox: the name of the sandbox's image in containerd's configuration.
     """
     names: dict[str, set[str]] = {"pause": {sandbox}, "coredns": set(), "others": {CNI_IMAGE}}
     for name in required:
@@ -150,8 +150,9 @@ def node_tree(
     """
     Return the files that a node adds to Debian, except the images.
 
-    :param kind_files: the folder `images/base/files` of kind's module. :param version: the version
-    of Kubernetes, such as v1.36.3. :param runtime_spec: the output of `ctr oci spec`.
+    :param kind_files: the folder `images/base/files` of kind's module.
+    :param version: the version of Kubernetes, such as v1.36.3.
+    :param runtime_spec: the output of `ctr oci spec`.
     """
     units = "etc/systemd/system"
     config = kind_files / "etc/containerd/config.toml"
@@ -217,8 +218,8 @@ def write_tree(path: Path, tree: Tree, *, root: Path, dropped: Sequence[str] = (
     """
     Write a file system as a tar: `root`, another tar, with changes.
 
-    :param tree: the additions. An entry replaces the entry with the same path in `root`. :param
-    dropped: patterns of the paths in `root` that are omitted.
+    :param tree: the additions. An entry replaces the entry with the same path in `root`.
+    :param dropped: patterns of the paths in `root` that are omitted.
     """
     folders: set[str] = set()
     with tarfile.open(root) as old, tarfile.open(path, "w") as new:

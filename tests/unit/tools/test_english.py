@@ -55,6 +55,19 @@ def test_an_odd_wording_is_refused(text):
 @pytest.mark.parametrize(
     "text",
     [
+        "Read a file.\n\n:param path: the file. :param size: in bytes.",
+        "Read a file.\n\n:param path: the file. :raises OSError: it is missing.",
+        "Read a file.\n\n:param path: the file. :param\nsize: in bytes.",
+    ],
+)
+def test_each_field_has_a_line(text):
+    (problem,) = problems(Passage(1, text, is_docstring=True))
+    assert "a line of its own" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "Does not depend on claims.",
         "Not all drivers publish health. Of course, they may.",
         "There is no reason to retry, and there are no other callers.",
