@@ -58,11 +58,14 @@ def _parse_duration(value: Any) -> Any:
     if not match:
         raise ValueError(f"{value!r} is not a duration like 10s, 1m or 1m30s")
     hours, minutes, seconds, thousandths = (float(match[u] or 0) for u in ("h", "m", "s", "ms"))
-    return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)
+    try:
+        return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long") from None
 
 
 def _duration_text(duration: timedelta) -> str:
-    return f"{duration.total_seconds():g}s"
+    return f"{duration.total_seconds():.12g}s"
 
 
 Duration = Annotated[
@@ -70,7 +73,11 @@ Duration = Annotated[
     BeforeValidator(_parse_duration),
     PlainSerializer(_duration_text, when_used="json"),
     WithJsonSchema(
-        {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$"}
+        {
+            "type": "string",
+            "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$",
+            "minLength": 2,
+        }
     ),
 ]
 """A duration in the format used in Kubernetes configuration files: ``10s``, ``1m30s``, ``1h``,
@@ -153,7 +160,7 @@ def read_file(path: Path) -> dict[str, Any]:
         body: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML raises ValueError for 2001-99-99
         raise SettingsError(f"{path}: is not YAML: {error}") from error
     if body is None:
         return {}

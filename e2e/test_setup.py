@@ -247,7 +247,7 @@ def test_objects_are_migrated_before_their_version_is_dropped(definitions):
     old = versions()
     done = definitions.setup("migrate")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"2 objects are stored in version {NEW}") == 2
+    assert done.stdout.count(f"rewrote 2 objects in version {NEW}") == 2
     assert definitions.stored_versions() == [[NEW], [NEW]]
     new = versions()
     assert len(new) == 4

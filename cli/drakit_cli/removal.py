@@ -2,8 +2,9 @@
 ``drakit setup remove``: prepares to uninstall a release. The chart runs it in a hook before Helm
 deletes the release.
 
-1. The command fails while pods use devices of the release's drivers, because only a running node
-   plugin can unprepare their claims. An annotation on the DaemonSet overrides this.
+1. The command fails while pods use devices of the release's drivers, or claims are still prepared,
+   because only a running node plugin can unprepare claims. An annotation on the DaemonSet overrides
+   this.
 2. It deletes the release's policies.
 3. It stops the node plugins, waits for every node, and deletes the objects that they published. If
    some nodes do not respond, it prints their names and continues.
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from drakit.text import plural
 from drakit_cli.answers import CommandError
 from drakit_cli.connection import fetch_checked
 from drakit_cli.setup import Owner, apply_policies
@@ -183,8 +185,8 @@ def _uses_of(claim: Object, drivers: Collection[str], nodes: Collection[str]) ->
 
 async def _held(session: Session, removal: Removal, nodes: Collection[str]) -> list[str]:
     return [
-        f"node {report.node}: {report.held} claims of {report.driver} are prepared, and no pod "
-        "uses them; run 'drakit node checkpoint show' in its node plugin"
+        f"node {report.node} has {plural(report.held, 'prepared claim')} of {report.driver} "
+        "without a pod; run 'drakit node checkpoint show' in its node plugin"
         for report in await _reports(session, removal, nodes)
         if report.held
     ]
@@ -256,9 +258,9 @@ async def _stop_node_plugins(
         *((api, "resourceslices", name) for name in slices if name),
         *((API_VERSION, REPORTS, report.name) for report in await _reports(session, removal, gone)),
     ]
-    for api_version, plural, name in places:
+    for api_version, resource, name in places:
         with suppress(NotFoundError):
-            await session.delete(resource_path(api_version, plural, name=name))
+            await session.delete(resource_path(api_version, resource, name=name))
     print(f"node plugins: stopped on {_count(gone)}")
     if silent:
         print(

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
+from drakit.text import plural
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.connection import fetch_checked
 from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
@@ -99,7 +100,8 @@ def crds(options: argparse.Namespace) -> int:
 
 
 def migrate(options: argparse.Namespace) -> int:
-    """Rewrite all objects in the version in which they are stored now. Return the exit code."""
+    """Rewrite all objects, so that the API server stores them in the current version. Return the
+    exit code."""
     names = [each["metadata"]["name"] for each in read_definitions()]
     return fetch_checked(options, lambda session: migrate_objects(session, names))
 
@@ -306,7 +308,7 @@ async def _migrate(session: Session, name: str) -> None:
         resource_path(*CRDS, name=name, subresource="status"),
         {"metadata": {"resourceVersion": version}, "status": {"storedVersions": [storage]}},
     )
-    print(f"{name}: {len(listed.items)} objects are stored in version {storage}")
+    print(f"{name}: rewrote {plural(len(listed.items), 'object')} in version {storage}")
 
 
 async def _rewrite(session: Session, path: str) -> None:

@@ -61,6 +61,7 @@ from drakit_driver.runtime.latest_value import LatestValue
 from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
 from drakit_driver.runtime.order import CallQueue
 from drakit_driver.runtime.policies import PolicyFeed
+from drakit_driver.runtime.snapshot import key_of
 from drakit_driver.sockets import ServerSocket
 from drakit_formats.resource.inventory import device_problems, set_problems
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -127,7 +128,8 @@ class Reports:
         self._watchers: set[LatestValue[Any]] = set()
         self.ended = False
         self.news = asyncio.Event()
-        """Set, and replaced by a new event, when the fields above change."""
+        """Set, and replaced by a new event, when `message`, `stop_reason`, `stops` or `ended`
+        changes."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """Implement :meth:`.EndpointListener.replaced`."""
@@ -146,8 +148,9 @@ class Reports:
         add_reports(message, inventory)
         self.message = message
         listed = {
-            DeviceKey(each.pool, each.name)
+            DeviceKey(*key)
             for each in (*inventory.devices, *(inventory.fallback or ()))
+            if (key := key_of(each)) is not None
         }
         self._health = {key: each for key, each in self._health.items() if key in listed}
         self._notify()

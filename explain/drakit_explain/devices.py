@@ -30,7 +30,8 @@ class Amount:
 
 
 class Version(str):
-    """A semantic version (API: ``DeviceAttribute.version``), which never equals a plain string."""
+    """A semantic version (API: ``DeviceAttribute.version``). The scheduler never treats it as
+    equal to a string, but in Python, it equals the string with the same text."""
 
     __slots__ = ()
 
@@ -252,6 +253,7 @@ class Devices(Sequence[DeviceFacts]):
         return self is other or (
             self.names == other.names
             and self.groups == other.groups
+            and all(map(_same_types, self.groups, other.groups))
             and self.taints == other.taints
             and self.consumes == other.consumes
             and self.places == other.places
@@ -342,14 +344,22 @@ def _column(values: tuple[AttributeFact | None, ...]) -> Column:
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_column(values: tuple[AttributeFact | None, ...], types: object) -> Column:
-    """Return the cached column that equals this one. The values 1, true and the version "1.0.0" are
-    treated as different."""
+    """Return the cached column that equals this one. The values 1 and true are treated as
+    different, and so are the string and the version "1.0.0"."""
     return values
 
 
 @lru_cache(maxsize=_MAX_SHARED)
 def _shared_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
+
+
+def _same_types(one: Group, other: Group) -> bool:
+    """Return whether equal groups have values of equal types: 1 equals true in Python."""
+    return all(
+        a is b or isinstance(a, str) or list(map(type, a)) == list(map(type, b))
+        for a, b in zip(one.columns, other.columns, strict=True)
+    )
 
 
 Rare = TypeVar("Rare")

@@ -80,7 +80,8 @@ class Gap:
     """The API group of the kind, if the cause is that the user is not allowed to list it."""
 
     where: str = ""
-    """The namespace, or "other namespaces". An empty string means all namespaces."""
+    """The unknown part of the kind, such as a namespace, "other namespaces" or the name of an
+    object. An empty string means all objects."""
 
     what: str
     effect: str

@@ -213,8 +213,8 @@ def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
         selector = child(each, "spec").get("selector")
         if selector is not None and selects_labels(selector, labels):
             allowed = int(child(each, "status").get("disruptionsAllowed") or 0)
-            number = f"allows {allowed} evictions now" if allowed else "allows no eviction now"
-            found[f"{text(each, 'metadata', 'name')} {number}"] = bool(allowed)
+            number = plural(allowed, "eviction") if allowed else "no eviction"
+            found[f"{text(each, 'metadata', 'name')} allows {number} now"] = bool(allowed)
     return found
 
 

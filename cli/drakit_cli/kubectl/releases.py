@@ -24,7 +24,8 @@ _DRIVERS = {
     "hostdev": ("hostdev.drakit.dev", "hostdev.enabled"),
     "simulated": ("simulated.drakit.dev", "simulated.config.driverName"),
 }
-"""The default names of the drivers that ship with drakit, and the value that changes each name."""
+"""The default names of the drivers that ship with drakit, each with the value that renames or
+disables the driver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -447,7 +448,7 @@ def _configuration(body: Object) -> _Configuration | None:
                 known, lease=text(content, "election", "leaseName"), driver_taints=taints
             )
         return replace(known, values=nodeplugin_values(content))
-    except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError):
         # The daemon cannot parse its configuration either, so its pods are not ready, which is
         # reported.
         return None

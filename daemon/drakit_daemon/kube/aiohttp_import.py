@@ -1,6 +1,5 @@
 """
-Imports aiohttp in a way that saves memory for TLS: without the certificates of all public
-authorities, and with smaller buffers.
+Imports aiohttp without loading the certificates of all public authorities, which saves memory.
 
 At import, aiohttp creates two TLS contexts, each with the system's whole certificate bundle. They
 take 1 MiB on every node, for servers that the daemons never call. Some systems, such as Debian,
@@ -10,10 +9,6 @@ driver that uses aiohttp in the same process also uses the directory. The direct
 authorities that ``update-ca-certificates`` has added, but not those that only the bundle contains.
 On other systems, or if the environment specifies other certificates, nothing changes.
 
-asyncio fills a buffer of 256 KiB with zeros for each TLS connection, and the node plugin keeps four
-idle connections. Smaller buffers save 0.8 MiB on every node. asyncio has no parameter for the size,
-only a class attribute.
-
 Import this module before aiohttp.
 """
 
@@ -22,13 +17,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Generator
 from contextlib import contextmanager
-
-BUFFER_BYTES = 64 * 1024
-"""Maximum number of bytes to receive from a TLS connection in one call: three TLS records of the
-maximum size (16 KiB), and part of a fourth one."""
 
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
@@ -71,5 +61,4 @@ def _import() -> None:
         import aiohttp as aiohttp
 
 
-SSLProtocol.max_size = BUFFER_BYTES
 _import()

@@ -240,6 +240,11 @@ _CLASSES: Mapping[int, type[ApiError]] = {
 }
 
 
+def _number(value: object) -> float | None:
+    """Return a positive number of a response, or None."""
+    return value if isinstance(value, (int, float)) and value > 0 else None
+
+
 def error_of_status(
     status: Mapping[str, Any],
     *,
@@ -249,14 +254,16 @@ def error_of_status(
     retry_after_seconds: float | None = None,
 ) -> ApiError:
     """Return the error for a ``Status`` object from a response or a watch's ERROR event."""
-    code = code or int(status.get("code") or 500)
+    code = code or int(_number(status.get("code")) or 500)
     reason = str(status.get("reason") or "Unknown")
-    details: Mapping[str, Any] = status.get("details") or {}
+    found = status.get("details")
+    # A proxy can return any JSON.
+    details = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
     kind = _CLASSES.get(code, UnavailableError if code >= 500 else ApiError)
     if reason == "AlreadyExists":
         kind = AlreadyExistsError
-    if retry_after_seconds is None and details.get("retryAfterSeconds"):
-        retry_after_seconds = float(details["retryAfterSeconds"])
+    if retry_after_seconds is None:
+        retry_after_seconds = _number(details.get("retryAfterSeconds"))
     return kind(
         status=code,
         reason=reason,
@@ -320,7 +327,8 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 def nesting(part: bytes) -> int:
     """
-    Return the nesting depth of a JSON fragment that starts and ends outside strings.
+    Return by how much a JSON fragment changes the nesting depth. The fragment starts and ends
+    outside strings.
 
     The function does not loop over the brackets, because 1.5 MiB of brackets would block everything
     else.

@@ -159,7 +159,7 @@ def result_for(
     consumed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the allocation result that a scheduler would write for a device. If several claims can
-    use the device, the result is always for a share."""
+    use the device, the result is for a share, except with admin access."""
     result: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,

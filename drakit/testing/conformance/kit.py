@@ -44,8 +44,8 @@ from drakit_formats.resource.metadata import CONTAINER_DIRECTORY
 NODE = "node-1"
 
 BLOCKED = "driver blocks its event loop"
-"""The message that the driver runtime logs when the driver has blocked its event loop for 2, 10 and
-60 s."""
+"""The message that the driver runtime logs when the driver has blocked its event loop for 2, 10, 60
+and 300 s, and then every 300 s."""
 
 ValueT = TypeVar("ValueT")
 
@@ -234,9 +234,10 @@ class Kit:
 
         `configs` are opaque parameters as JSON objects, by default those of the target. If claims
         can share the device, the claim gets a share with a new ID and the default amounts, unless
-        `share_id` and `consumed` are set. `results` replaces the allocation results, to test
-        invalid ones, and `others` adds results of other drivers. `metadata` sets labels,
-        annotations and owners. `reserved_for` sets the consumers, by default one pod.
+        `share_id` and `consumed` are set. With `admin_access`, it does not get a share. `results`
+        replaces the allocation results, to test invalid ones, and `others` adds results of other
+        drivers. `metadata` sets labels, annotations and owners. `reserved_for` sets the consumers,
+        by default one pod.
         """
         made = [
             result_for(
@@ -420,8 +421,9 @@ class Kit:
         return "" if self._node.program is None else self._node.program.text()
 
     def blocked(self, *, least: int = 2) -> str | None:
-        """Return the call that has blocked the driver's event loop at least `least` times, or None.
-        A single pause may be due to a busy machine or an import."""
+        """Return the last call that blocked the driver's event loop, if the logs contain at least
+        `least` lines about blocks, otherwise None. A single line may be due to a busy machine or an
+        import."""
         calls: list[str] = []
         for line in f"{self.log()}\n{self.target_log()}".splitlines():
             if BLOCKED in line:

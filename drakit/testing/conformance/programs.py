@@ -57,8 +57,8 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether the program has been started, and not stopped by the kit. True even while the
-        program is waiting to be restarted."""
+        """Whether the program has been started, and has neither been stopped by the kit nor exited
+        for good. True even while the program is waiting to be restarted."""
         return self._watching is not None and not self._watching.done()
 
     async def start(self) -> None:

@@ -251,7 +251,9 @@ class DriverTraits:
 
     def method(self, operation: CallOperation) -> str:
         """Return the name of the driver method for an operation, for messages."""
-        return f"{operation}_claims" if operation in self.batches else operation
+        # The method `check` takes one device, even if its claims come together.
+        takes_claims = operation in self.batches and operation != "check"
+        return f"{operation}_claims" if takes_claims else operation
 
 
 def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:

@@ -254,5 +254,4 @@ def _entry_point(name: str, *, where: str) -> object:
         if point.name == name:
             return point.load()
     names = ", ".join(sorted(point.name for point in known)) or "none"
-    names = ", ".join(sorted(point.name for point in known)) or "none"
     raise ConfigError(f"{where}: driver {name!r} is not installed; installed drivers: {names}")

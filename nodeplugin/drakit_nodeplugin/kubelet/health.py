@@ -113,7 +113,9 @@ class HealthService:
 
     async def until_served(self) -> bool:
         """Wait until there is a source. Return False if the service has stopped."""
-        await _wait_first(self._served.wait(), self._stopped.wait(), until=math.inf)
+        # The source can be gone again before this task resumes.
+        while self._source is None and not self._stopped.is_set():
+            await _wait_first(self._served.wait(), self._stopped.wait(), until=math.inf)
         return not self._stopped.is_set()
 
     def end(self) -> None:

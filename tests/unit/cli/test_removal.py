@@ -191,7 +191,7 @@ async def test_claims_that_stay_prepared_are_named_by_node(server, session, caps
     assert await remove_release(session, REMOVAL) == 1
     named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("node ")]
     assert len(named) == 1
-    assert named[0].startswith(f"node node-1: 2 claims of {HORNS} are prepared")
+    assert named[0].startswith(f"node node-1 has 2 prepared claims of {HORNS} without")
     assert server.object(DAEMONSET) is not None
 
 

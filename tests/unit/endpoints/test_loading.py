@@ -145,6 +145,13 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(
     assert ("define unprepare" in caplog.text) is warned
 
 
+def test_messages_have_the_names_of_the_drivers_methods(special):
+    batch = special(prepare=Driver.prepare, prepare_claims=define, check=define)
+    (loaded,) = load({"driver": batch})
+    named = [loaded.traits.method(each) for each in ("prepare", "check", "unprepare")]
+    assert named == ["prepare_claims", "check", "unprepare"]
+
+
 def versions(*given: object) -> dict[str, object]:
     return {"parameters_type": NoParameters, "parameter_versions": [*given]}
 

@@ -72,3 +72,5 @@ def test_values_that_are_equal_to_python_alone_are_different_columns(one, other)
     second = Devices.of([device("a", attributes={"x": other})])
     assert type(first[0].values[0]) is type(one)
     assert type(second[0].values[0]) is type(other)
+    assert first != second
+    assert first == Devices.of([device("a", attributes={"x": one})])

@@ -126,6 +126,7 @@ _MALFORMED: Sequence[tuple[str, Mapping[str, Any], str, Collection[str], bool]] 
     ("name", {"name": "A_b"}, "its name is not a DNS label", {"a", "usb/a"}, True),
     ("pool", {"pool": "usb/1"}, "its pool is not a DNS label", (), True),
     ("pool-number", {"pool": 5}, "its pool is not a string, but of type int", (), False),
+    ("pool-list", {"pool": ["usb"]}, "its pool is not a string, but of type list", (), False),
 )
 
 

@@ -1,4 +1,4 @@
-"""TLS needs little memory: certificates are read when they are needed, and buffers are small."""
+"""TLS needs little memory: certificates are read when they are needed."""
 
 from __future__ import annotations
 
@@ -51,21 +51,3 @@ def test_what_the_environment_names_is_loaded_as_usual(tmp_path, variable):
 def test_a_directory_without_hashes_changes_nothing(tmp_path):
     assert min(loaded(tmp_path)) > 0
     assert min(loaded("/nonexistent")) > 0
-
-
-RECEIVE = """
-import asyncio, asyncio.sslproto, ssl
-import drakit_daemon.kube
-async def buffer():
-    loop, context = asyncio.get_running_loop(), ssl.create_default_context()
-    connection = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, None)
-    return connection.get_buffer(-1)
-print(len(asyncio.run(buffer())))
-"""
-
-
-def test_a_tls_connection_has_a_small_buffer():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RECEIVE], capture_output=True, text=True, timeout=25
-    )
-    assert done.stdout.strip() == str(64 * 1024), done.stderr

@@ -155,9 +155,20 @@ async def test_forbidden_names_what_is_missing(
     assert (caught.value.verb is None) == ("quota" in message)
 
 
-async def test_an_answer_that_is_no_status_keeps_its_text(session, api_server):
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(["bad gateway"], id="no-status"),
+        pytest.param({"message": "bad gateway", "details": "upstream is down"}, id="other-details"),
+        pytest.param(
+            {"message": "bad gateway", "code": "?", "details": {"retryAfterSeconds": "soon"}},
+            id="words-for-numbers",
+        ),
+    ],
+)
+async def test_an_answer_of_a_proxy_keeps_its_text(session, api_server, body):
     api_server.fail(status=502, reason="x", message="x")
-    api_server._faults[0].error.body = ["bad gateway"]
+    api_server._faults[0].error.body = body
     with pytest.raises(UnavailableError, match="bad gateway"):
         await session.get(CLAIM)
 

@@ -168,6 +168,19 @@ async def test_streams_of_a_driver_without_health_wait_until_the_end():
 
 
 @pytest.mark.looptime
+async def test_a_source_that_is_gone_at_once_begins_no_stream():
+    reports = HealthService(driver="camera.example.com", reports_health=True, timeout_seconds=30)
+    serving = asyncio.create_task(reports.until_served())
+    await asyncio.sleep(1)
+    for source in (FakeHealth(WELL), None):
+        reports.serve(source)
+    await asyncio.sleep(30)
+    assert not serving.done()
+    reports.serve(FakeHealth(WELL))
+    assert await serving
+
+
+@pytest.mark.looptime
 async def test_a_source_after_the_end_begins_no_stream():
     reports = reports_of(FakeHealth(WELL))
     reports.end()

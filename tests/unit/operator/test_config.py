@@ -38,6 +38,8 @@ def test_a_file_is_read(tmp_path):
         pytest.param("election: {lease: x}", "election.lease", id="unknown-nested-key"),
         pytest.param("resyncPeriod: soon", "soon", id="no-duration"),
         pytest.param("resyncPeriod: 0s", "resyncPeriod", id="zero-duration"),
+        pytest.param(f"resyncPeriod: {'9' * 14}h", "resyncPeriod", id="a-duration-without-end"),
+        pytest.param("listen: 2001-99-99", "is not YAML", id="no-date"),
         pytest.param("listen: {probes: here}", "host:port", id="no-address"),
         pytest.param("events: {nameHolders: none}", "nameHolders", id="unknown-holders"),
         pytest.param("[1, 2]", "top level", id="a-list"),

@@ -18,9 +18,9 @@ REPORT_SECONDS = 5.0
 """Time limit from the start of the rule until each device has a health report. A driver that polls
 needs some time."""
 
-MESSAGE_BYTES = 1021
-"""Maximum length of a health message. The kubelet accepts 1,024 bytes, and the node plugin
-truncates longer messages to about this length."""
+TRUNCATED_BYTES = 1021
+"""Minimum length of a truncated health message, in bytes. The node plugin truncates messages of
+more than 1,024 bytes, and can remove part of a character."""
 
 
 @rule(
@@ -53,9 +53,9 @@ async def health(kit: Kit) -> None:
             f"{sorted(silent)[0][1]}; report every device, if necessary with unknown health"
         )
     for (_, name), health in reported.items():
-        if len(health.message.encode()) >= MESSAGE_BYTES and health.message.endswith("..."):
+        if len(health.message.encode()) >= TRUNCATED_BYTES and health.message.endswith("..."):
             kit.fail(
-                f"the message of device {name} has more than {MESSAGE_BYTES} bytes and was "
+                f"the message of device {name} has more than 1,024 bytes and was "
                 f"truncated: {health.message[:80]!r}"
             )
 

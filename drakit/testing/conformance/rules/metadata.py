@@ -31,7 +31,7 @@ async def metadata(kit: Kit) -> None:
         if missing := sorted(published.keys() - first[device.pool, device.name].keys()):
             kit.fail(f"the metadata of device {device.name} lacks its attribute {missing[0]}")
     await kit.reboot()
-    await steps.must_prepare(kit, claim, when="after a reboot")
+    await steps.must_prepare(kit, claim, when="after a reboot,")
     second = _described(kit.metadata(claim))
     for (pool, name), before in first.items():
         after = second.get((pool, name), {})

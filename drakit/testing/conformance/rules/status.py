@@ -32,7 +32,7 @@ async def claim_status(kit: Kit) -> None:
         kit.skip("the driver returns nothing for the status of claims")
     kit.api.store(_path(claim), dict(claim.body))
     await kit.reboot()
-    await steps.must_prepare(kit, claim, when="after a reboot")
+    await steps.must_prepare(kit, claim, when="after a reboot,")
     second = await _entries(kit, claim)
     for device, entry in first.items():
         if device not in second:

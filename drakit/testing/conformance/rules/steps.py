@@ -62,8 +62,8 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     Return devices that claims can use at the same time, or skip the rule.
 
     Tainted devices are excluded, and so are all but one of the partitions of each piece of
-    hardware. The result consists of devices for a single claim or, if there are none, of shareable
-    devices.
+    hardware. The result consists of devices for a single claim. If there are fewer than `at_least`
+    of them, and more shareable devices, it consists of shareable devices.
     """
     found = _apart(untainted(await kit.devices(at_least=at_least)))
     alone = [device for device in found if not device.allow_multiple]

@@ -264,7 +264,7 @@ async def vanish(kit: Kit) -> None:
     for key in sorted(gone):
         claim = claims.pop(key)
         await steps.must_unprepare(kit, claim, when="after its device had vanished,")
-        await steps.must_unprepare(kit, claim, when="after its device had vanished, once more")
+        await steps.must_unprepare(kit, claim, when="after its device had vanished, once more,")
         if not await within(RELEASED_SECONDS, lambda: key not in _published(kit)):  # noqa: B023
             kit.skip(
                 f"the driver lists device {key[1]} again, so the rest of the rule cannot be tested"
@@ -274,9 +274,9 @@ async def vanish(kit: Kit) -> None:
         if not error:
             kit.fail(f"a claim of device {key[1]} was prepared after the device had vanished")
         steps.check_sentence(kit, error, "for a device that had vanished")
-        await steps.must_unprepare(kit, late, when="after a prepare that failed")
+        await steps.must_unprepare(kit, late, when="after a prepare that failed,")
     for claim in claims.values():
-        await steps.must_unprepare(kit, claim, when="after another device had vanished")
+        await steps.must_unprepare(kit, claim, when="after another device had vanished,")
         await steps.free_again(kit, *claim.devices, when="after another device had vanished")
     if reasons := steps.stop_reasons(kit.log()[begun:]):
         kit.fail(f"a device that vanished has stopped the driver: {reasons[0]}")
