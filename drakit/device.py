@@ -380,7 +380,8 @@ class PreparedDevice:
     network_data: NetworkData | None = None
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """Attributes for metadata files, at most 32, in addition to those that the driver published."""
+    """Attributes for metadata files, in addition to those that the driver published. Together, a
+    device can have at most 32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -199,8 +199,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     The node plugin creates one driver object and calls all its methods in a single thread, so state
     needs no lock. `__init__` and `close` can block. All other methods run in the thread's event
-    loop. A method that blocks delays all other calls to the driver, and the node plugin logs its
-    name.
+    loop. A method that blocks delays all other calls to the driver, and the node plugin logs the
+    name of the method.
 
     Methods can be synchronous or asynchronous, except for `devices`. A driver overrides either
     `prepare`, which prepares one device, or `prepare_claims`, which prepares a batch of claims. The
@@ -351,9 +351,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         ``finally``, and return quickly. A call that never awaits cannot be canceled.
 
         If a call raises, the claim is not prepared, and the node plugin calls `unprepare` for all
-        devices of the claim. An unhealthy device can also be prepared, for a pod that tolerates its
-        taint. Raise only if the pod cannot use it. For a device with `Device.prepare_again`, the
-        claim is in use: return the new edits, and do not disturb the containers.
+        devices of the claim. If containers may already use the claim, it stays prepared instead.
+        An unhealthy device can also be prepared, for a pod that tolerates its taint. Raise only if
+        the pod cannot use it. For a device with `Device.prepare_again`, the claim is in use: return
+        the new edits, and do not disturb the containers.
 
         The default implementation returns `Device.edits`, and raises an error if the device is no
         longer listed.

@@ -270,8 +270,8 @@ class FakeApiServer:
                 device.pop(name, None)
 
     def _discovered(self, path: str) -> Object | None:
-        """Return the response to ``/apis/<group>``. Return None for other paths and unserved
-        groups."""
+        """Return the response to ``/apis/<group>`` or ``/apis/<group>/<version>``. Return None for
+        other paths, and for unserved groups and versions."""
         match path.strip("/").split("/"):
             case ["apis", group] if versions := self.served.get(group, ["v1"]):
                 named = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]

@@ -66,8 +66,8 @@ class ServerSocket:
         addition to root and the driver's own user."""
         self.path = path
         self._peers = {0, *peers} - {os.geteuid()}
-        # The hidden name is as long as the shortest socket name. Therefore, if the kernel accepts
-        # the path, it also accepts the hidden one.
+        # The hidden name is not longer than any socket name. Therefore, if the kernel accepts the
+        # path, it also accepts the hidden one.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
         self._predecessor: int | None = None

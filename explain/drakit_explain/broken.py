@@ -132,7 +132,7 @@ def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
 
 
 def gone_devices(pod: PodFacts, world: World) -> Iterator[DeviceID]:
-    """Return a pod's missing devices that are still published, with their attributes."""
+    """Yield a pod's devices that are gone, but whose attributes are still published."""
     for claim in claims_of_pod(pod, world):
         for result in claim.results:
             device = published_device(result.device, world)

@@ -97,10 +97,11 @@ class Code(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     EVICTION_BY_TAINT = "EvictionByDeviceTaint"
     NOT_PREPARED = "ClaimsNotPrepared"
-    """The kubelet has not prepared the claims, and no failure is known."""
+    """The kubelet has not prepared the claims. If the failure is known, the reason contains it."""
 
     POD_NOT_STARTED = "PodNotStarted"
-    """The claims are prepared, but the pod's sandbox or a container is not running."""
+    """A step of the pod's start other than preparing its claims has failed: its volumes, sandbox
+    or a container."""
 
     POD_FAILED = "PodFailed"
     DEVICE_RENUMBERED = "DeviceRenumbered"
@@ -117,7 +118,7 @@ class Code(StrEnum):
 
 
 class Cause(NamedTuple):
-    """A cause that many objects can share: a class or node, and its problem."""
+    """A cause that many objects can share: a class, node or template, and its problem."""
 
     about: ObjectReference
     what: str
@@ -226,7 +227,7 @@ _WITHOUT_SLICES = frozenset(
         Code.DEVICE_RENUMBERED,
     }
 )
-"""Reasons that follow only from pods, claims and nodes."""
+"""Reasons that do not depend on slices."""
 
 _LIMITS: tuple[tuple[type[Fact], str], ...] = (
     (NodeFacts, "nodes"),
@@ -270,9 +271,9 @@ def _names_node(of: SliceFacts) -> bool:
 
 # ---------------------------------------------------------------- shared causes
 #
-# A cause is a class or a node, and its problem. A caller that reports many reasons can report the
-# cause once. The clause does not name anything that is specific to one pod, so that equal causes
-# compare equal.
+# A cause is a class, a node or a template, and its problem. A caller that reports many reasons can
+# report the cause once. The clause does not name anything that is specific to one pod, so that
+# equal causes compare equal.
 
 _IN_COMMON: Mapping[Code, str] = {
     Code.NO_DEVICE_PUBLISHED: "no node publishes the devices of the class that the requests need",

@@ -64,8 +64,8 @@ class Events:
         )
 
     def instead_of(self, advice: str, event: Event | None) -> str:
-        """Return the Event instead of the advice to read it, if it is known. If the reader does not
-        have permission to read it, return advice on how to read it."""
+        """Return the Event if it is known. Otherwise, return the advice to read it, or, if the
+        reader is not allowed to list Events, the advice to ask an administrator."""
         if event is not None:
             return str(event)
         if self.hidden:

@@ -4,8 +4,8 @@ pods that still use the devices.
 
 The operator uses the same results that ``kubectl drakit cordon`` and ``drain`` preview. Pods are
 found through claims, so they include those that request extended resources. A pod is not evicted if
-its claim tolerates the taint, or has admin access, because such a claim does not prevent other
-claims from using the device.
+its claim tolerates the taint. A claim with admin access does not prevent other claims from using
+the device, so its pod is not evicted either.
 
 Does not depend on sessions or clocks.
 """

@@ -65,7 +65,8 @@ QUOTA_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted(AskedClaim):
-    """A claim of a pod that must be allocated. The allocator reads only its requests."""
+    """A claim of a pod that must be allocated. The allocator reads only its requests and
+    constraints."""
 
     claim: str = field(default="", compare=False)
     """The name of the ResourceClaim, if it has been created."""

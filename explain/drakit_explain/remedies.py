@@ -261,8 +261,8 @@ class _Remedies:
                     yield _Change(node, _tolerated(self._request(at, name), some), claims)
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
-        """Return the taints, which a request does not tolerate, of the devices that it selects on a
-        node."""
+        """Return the taints of the devices that a request selects on a node, except for those that
+        the request tolerates."""
         if not self._trial.found(exact).tainted.devices:
             return []
         found: dict[tuple[str, str], TaintFacts] = {}

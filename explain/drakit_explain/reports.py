@@ -303,9 +303,9 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
     Return a clause if a HostDevicePolicy does not offer a share of a device.
 
-    The clause is empty if that is uncertain: if the number of shares is unknown, the number at the
-    end of a name can be part of the device's identity, and a node may not have applied the policy
-    yet.
+    The clause is empty if that is uncertain. Without a known number of shares, the number at the
+    end of a name can be part of the device's identity. The node may also not have applied the
+    policy yet.
 
     :param policy: the device's attribute ``policy``.
     """

@@ -461,7 +461,8 @@ def _positions_of(entry: _Expression, driver: str, kind: DeviceKind) -> _Positio
 
 
 def _typed(values: Sequence[object]) -> tuple[object, ...]:
-    """Distinguish 1, true and the version "1.0.0", because some of them are equal in Python."""
+    """Distinguish 1 from true, and the string "1.0.0" from the version, because they are equal in
+    Python."""
     return tuple(
         [value if type(value) is str else (type(value).__name__, value) for value in values]
     )

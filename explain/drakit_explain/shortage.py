@@ -474,8 +474,8 @@ def _unavailable(
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
-    """Return a requested capacity that no matching device has, with advice. Empty if a device has
-    each of the capacities."""
+    """Return a requested capacity that no matching device has, with advice. Empty if there is no
+    such capacity."""
     asked, found = report.analysis.request, set[str]()
     for _, kind in report.analysis.find_kinds(world):
         found.update(each.name for each in kind.capacity)

@@ -11,7 +11,7 @@ evaluated, or the budget is used up (:mod:`.budget`), nothing is returned. Incom
 treated as empty, as in the scheduler (:mod:`.pools`).
 
 :mod:`.pending` finds the reason why a pod is pending. Does not depend on clients, clocks, or
-    Events.
+Events.
 """
 
 from __future__ import annotations

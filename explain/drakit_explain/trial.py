@@ -443,7 +443,8 @@ class _Nodes:
 
     def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """
-        Yield the known results of nodes, then raise :class:`QueriesPendingError`.
+        Yield the known results of nodes. Then, if queries are planned, raise
+        :class:`.QueriesPendingError`.
 
         :param first: how many queries to plan at first. After that, as many are planned as already
             have results.

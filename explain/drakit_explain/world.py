@@ -59,7 +59,7 @@ AnyFact = TypeVar("AnyFact", bound=Fact)
 _UNREADABLE = PoolID("", "")
 
 EVERYWHERE = ""
-"""The key of slices that do not set ``nodeName``."""
+"""The key of slices that do not set ``nodeName``, or that contain counters."""
 
 
 MAX_MASKS = 64
@@ -262,7 +262,7 @@ class World:
         return self._slices_by_pool.get(pool, {}).values()
 
     def slices_of_node(self, node: str) -> Collection[SliceFacts]:
-        """Return the slices that contain devices and name a node."""
+        """Return the slices that name a node, except for those that contain counters."""
         return self._slices_by_place.get(node, {}).values()
 
     def nodes_with_slices(self) -> Iterable[str]:

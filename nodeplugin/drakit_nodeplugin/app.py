@@ -150,7 +150,7 @@ class _Probed:
         for driver in self._drivers.served:
             try:
                 await driver.measure()
-            except Exception:  # if the probe has a bug, still report the other drivers
+            except Exception:  # a bug in one driver must not hide the metrics of the others
                 logger.exception("driver cannot be measured", extra={"driver": driver.name})
 
 

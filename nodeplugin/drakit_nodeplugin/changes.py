@@ -12,7 +12,8 @@ thread runs all checks, and only the waiters that have something to do are woken
 disk share a poller, because they hang together if the disk hangs. Checks of another disk need a
 separate poller.
 
-:class:`FileWatch` is a check that relies only on file change times.
+:class:`FileWatch` is a check that does not read files: it compares inodes, modification times and
+sizes.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ PERIOD_SECONDS = 1.0
 
 UNCHANGED_POLLS = 60
 """Number of polls without a change after which a watch reports a change anyway, because some file
-systems do not update the change time reliably."""
+systems do not update the modification time reliably."""
 
 _Stamp = tuple[int, int, int] | None
-"""Inode, change time in nanoseconds, and size. None if the file does not exist."""
+"""Inode, modification time in nanoseconds, and size. None if the file does not exist."""
 
 
 class FilePoller:
@@ -111,7 +112,7 @@ def _finds_something(check: Callable[[], bool]) -> bool:
 
 class FileWatch:
     """
-    Detects changes to files and directories by their change time only.
+    Detects changes to files and directories only by their inode, modification time and size.
 
     This costs less than opening the files, and does not require handling of lost inotify events.
     """

@@ -122,10 +122,10 @@ class Devices(Settings):
     published devices stay unchanged."""
 
     gone_eviction_delay: Seconds = 10.0
-    """How long a driver must not list a device before the plugin evicts the pods that use it, if
-    the driver requests that (``evict_if_gone``, or ``onVanish: Evict`` of a host device). The
-    plugin then sets a NoExecute taint. When a USB hub resets, its devices disappear for a few
-    seconds."""
+    """How long a device must be missing from its driver's inventory before the plugin evicts the
+    pods that use the device, if the driver requests that (``evict_if_gone``, or ``onVanish: Evict``
+    of a host device). The plugin then sets a NoExecute taint. When a USB hub resets, its devices
+    disappear for a few seconds."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
 
@@ -248,7 +248,7 @@ class NodePluginConfig(Settings):
     device_maintenance: bool = False
     """Whether the plugin reads DeviceMaintenances, and taints the devices of its drivers that are
     in maintenance. It does so only in a cluster that does not serve DeviceTaintRules. The chart
-    sets ``maintenance.enabled``."""
+    sets this to its value ``maintenance.enabled``."""
 
     pod_resources_socket: AbsolutePath | None = None
     """The socket of the kubelet's podresources API. The default is

@@ -26,8 +26,8 @@ from drakit_nodeplugin.state.podresources import ListedDevice
 from drakit_nodeplugin.state.records import STATES
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-"""Bucket bounds for operations. They exceed the kubelet's timeout of 45 s, because the work
-continues after that."""
+"""Bucket bounds for operations. The last bound exceeds the kubelet's timeout of 45 s, because the
+work continues after that."""
 
 _STEP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 45)
 """Bucket bounds for steps. There are few, because each driver has a series for each of the six

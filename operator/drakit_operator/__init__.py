@@ -4,7 +4,7 @@ allocated. It maintains the DeviceClass and the status of HostDevicePolicies, an
 each driver (:mod:`.drivers`).
 
 :mod:`.app` is the composition root. :mod:`.leadership` determines when this replica is the leader.
-:mod:`.sources` and Kopf (:mod:`.policies`) fill :mod:`.store`. :mod:`.affected` selects the
-objects that a change affects, :mod:`.reconciler` takes them off the queue, :mod:`.problems`
-finds their problems, and :mod:`.announcing` reports the problems.
+:mod:`.sources` and the Kopf handlers (:mod:`.handlers`) fill :mod:`.store`. :mod:`.affected`
+selects the objects that a change affects, :mod:`.reconciler` takes them off the queue,
+:mod:`.problems` finds their problems, and :mod:`.announcing` reports the problems.
 """

@@ -63,7 +63,7 @@ REQUEST_SECONDS = 3.0
 longer."""
 
 MAX_SENTENCES = 3
-"""Maximum number of configs whose problems a refusal reports."""
+"""Maximum number of problems to name in a refusal. All problems of a config are one."""
 
 CERTIFICATE_SECONDS = 5.0
 """How often to check the certificate files, which the kubelet replaces."""

@@ -3,8 +3,9 @@ Announces problems: decides when an object gets an Event, with which note, and h
 
 * A sentence is announced once, and again only after half an hour (the API server deletes Events
   after an hour).
-* If the sentence changes but not its reason, the next Event follows after a pause that doubles each
-  time. For example, the holders of devices change, or an object returns to an earlier reason.
+* If the sentence changes but not its reason, for example because the holders of devices change, or
+  if an object returns to an earlier reason, the next Event follows after a pause that doubles each
+  time.
 * A cause that many objects share is announced once about the shared object, and once with the whole
   reason in each namespace (:mod:`.shared_causes`).
 * A state that is normal for a short time is announced only if it lasts.

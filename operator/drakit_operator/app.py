@@ -225,7 +225,7 @@ class App:
         await self._leader.run()
 
     async def _connect(self) -> Session:
-        """Open a session in the running loop, which is the main loop or the election loop."""
+        """Open a session in the running loop: that of the main, election or webhook thread."""
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
     async def _follow_health(self) -> None:

@@ -95,12 +95,13 @@ class Config(Settings):
     """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""
 
     restrict_namespaces: bool = False
-    """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not,
-    such a policy has no DeviceClass. The chart sets ``hostdev.restrictNamespaces``."""
+    """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not, a
+    HostDevicePolicy that sets this field has no DeviceClass. The chart sets
+    ``hostdev.restrictNamespaces``."""
 
     device_maintenance: bool = False
     """Whether the operator reconciles DeviceMaintenances: it taints devices, and evicts the pods
-    that use them. The chart sets ``maintenance.enabled``."""
+    that use them. The chart sets this to its value ``maintenance.enabled``."""
 
     driver_taints: bool = False
     """Whether the operator taints a driver's devices while its plugin is unavailable, if its

@@ -330,7 +330,8 @@ class DriverController:
         self._world.confirm(None, project_driver(await self._session.create(_PATH, body)))
 
     async def _write(self, facts: DriverFacts, wanted: Status, change: Object) -> None:
-        """Write a status, and an Event for each condition whose status changes."""
+        """Write a status, and an Event for each condition that becomes a problem, changes its
+        reason while it is one, or is no longer one. The condition Ready does not get an Event."""
         body = {"metadata": {"uid": facts.uid}, "status": change}
         body = await self._session.patch(f"{_PATH}/{facts.name}/status", body)
         self._world.confirm(facts, project_driver(body))

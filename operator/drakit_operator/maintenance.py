@@ -318,7 +318,7 @@ class MaintenanceController:
         return pauses
 
     def _is_current(self, found: MaintenanceFacts) -> bool:
-        """Return whether a maintenance has not been changed or deleted since the last request."""
+        """Return whether a maintenance has not been changed or deleted since this call read it."""
         known = self._world.of(MaintenanceFacts).get(Name("", found.name))
         if known is None or known.deleting:
             return False

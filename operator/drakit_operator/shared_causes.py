@@ -1,6 +1,6 @@
 """
-Combines the Events about a cause that many objects share into one Event about a class or node, and
-one in each namespace.
+Combines the Events about a cause that many objects share into one Event about a class, node or
+template, and one in each namespace.
 
 The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
 its own Event. Above that, the class, node or template gets one Event with the number of all
@@ -35,8 +35,8 @@ LIMIT_SECONDS = 5.0
 """Maximum time that a cause can grow before it is judged."""
 
 NAMING = 100
-"""Maximum number of objects in a namespace to get an Event that names the representative. Further
-objects do not get an Event."""
+"""Maximum number of objects of one kind in a namespace for them to get Events that name the
+representative. While there are more, none of them gets such an Event."""
 
 
 class Action(Enum):

@@ -2,9 +2,10 @@
 Follows all kinds, with a reflector for each. A reflector's lists fill the store, and its changes
 are events for the Kopf handlers.
 
-A list does not produce events, because objects may be missing from it. The store is complete when
-each kind has been listed once, or is left out because the cluster does not serve it or denies
-access to it. Without the required kinds, no cause is certain.
+A list is stored as a whole, because objects that are missing from it are gone. It produces events
+only for the kinds in :data:`WHOLE`. The store is complete when each kind has been listed once, or
+is left out because the cluster does not serve it or denies access to it. Without the required
+kinds, no cause is certain.
 
 Most pods of a cluster neither use devices nor wait. They are not in the store: :class:`LoadWatch`
 keeps only the sums of their requests for each node.
@@ -232,8 +233,8 @@ class Sources:
             return self._store.admit(served.project_unreadable(metadata))
 
         def event(word: str | None, fact: Fact) -> Event:
-            """Return an event for Kopf. It has no UID, so Kopf identifies objects by name, and
-            handles an object and its replacement in order."""
+            """Return an event for Kopf. Unless the kind is in :data:`WHOLE`, it has no UID, so
+            Kopf identifies objects by name, and handles an object and its replacement in order."""
             name = name_of_fact(fact)
             metadata = {"name": name.name, "namespace": name.namespace}
             body = bodies.pop(name, {"metadata": metadata})

@@ -102,8 +102,8 @@ type Checker interface {
 
 // BatchPreparer is a Driver that prepares the claims of a pod in one step.
 type BatchPreparer interface {
-	// PrepareBatch is called instead of Prepare. It returns a result with UID for each claim. To
-	// fail a claim, set PreparedClaim.Error. A claim without a result has failed.
+	// PrepareBatch is called instead of Prepare. It returns a result for each claim, with the UID of
+	// the claim. To fail a claim, set PreparedClaim.Error. A claim without a result has failed.
 	PrepareBatch(ctx context.Context, claims []*backendv1.Claim) []*backendv1.PreparedClaim
 }
 
@@ -158,11 +158,12 @@ type Options struct {
 	// must be shorter than the terminationGracePeriodSeconds of the pod.
 	StopTimeout time.Duration
 
-	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are no probes and metrics.
-	// /readyz succeeds when the node plugin has received the devices. During an update, it also succeeds while the node plugin
-	// uses the previous process at the same Socket. /livez fails if a call does not return. The log has the reason of a failure.
-	// /metrics has the calls by method and result, their duration, and whether a node plugin is connected, in the text format of
-	// Prometheus.
+	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are
+	// no probes and metrics. /readyz succeeds when the node plugin has received the devices. During
+	// an update, it also succeeds while the node plugin uses the previous process at the same Socket.
+	// /livez fails if a call does not return. The log has the reason for a failure. /metrics has the
+	// calls by method and result, their duration, and whether a node plugin is connected, in the text
+	// format of Prometheus.
 	ProbePort int
 }
 

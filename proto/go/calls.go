@@ -163,8 +163,9 @@ func (c *calls) addStream(method string, number int) bool {
 	return true
 }
 
-// drain waits until no call is in progress, and returns false on a timeout. From then on, calls are
-// refused. Calls that arrive before that are served, because the node plugin still uses this process.
+// drain waits until no call is in progress, and returns false on a timeout. Once no call is in
+// progress, calls are refused. Calls that arrive before that are served, because the node plugin still
+// uses this process.
 func (c *calls) drain(timeout time.Duration) bool {
 	c.mutex.Lock()
 	c.draining = true

@@ -48,8 +48,8 @@ type place struct {
 }
 
 // run waits for earlier calls that share a key, and then does the work. A caller that leaves does not
-// end running work, and the next call waits for it. Work that has not begun never begins: then run
-// returns the error of the context.
+// end running work, and the next call waits for it. If a caller leaves before its work has begun, the
+// work never begins, and run returns the error of the context.
 func (o *order) run(ctx context.Context, keys []key, work func()) error {
 	place := o.enter(keys)
 	defer o.leave(place)

@@ -108,7 +108,8 @@ func (s *service) notReady() string {
 	return ""
 }
 
-// logConnection logs once that no node plugin uses this process for a while, and again after each connection.
+// logConnection logs once if no node plugin has used this process for a while, and again if that
+// happens after a later connection.
 func (s *service) logConnection(ctx context.Context, timeout time.Duration) {
 	ticker := time.NewTicker(timeout / 10)
 	defer ticker.Stop()

@@ -13,8 +13,9 @@ import (
 
 // setMode sets the permission bits of a new socket, and returns it opened.
 //
-// A process that can write to the directory can replace the socket by a link to any file. Therefore,
-// the mode is set by a descriptor. The kernel offers no other way for one without permissions.
+// A process that can write to the directory can replace the socket with a link to any file. Therefore,
+// the mode is set through a descriptor. A descriptor opened with O_PATH does not support fchmod, so the
+// mode is set through its path in /proc.
 func setMode(path string, mode fs.FileMode) (*os.File, fs.FileInfo, error) {
 	descriptor, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -112,8 +112,8 @@ class ClusterAccess:
 
     server: str
     authorization: str | None
-    """The value of the Authorization header. None if the user has a client certificate instead, or
-    if there is no user."""
+    """The value of the Authorization header. None if the user has a client certificate instead, if
+    there is no user, or in a pod, whose token is read from its file."""
     configuration: Any
     loader: Any = None
     """The library's kubeconfig loader. None in a pod."""

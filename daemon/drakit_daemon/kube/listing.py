@@ -49,7 +49,7 @@ MAX_OBJECT_BYTES = 4 * 2**20
 larger."""
 
 ATTEMPTS = 3
-"""Maximum number of times to restart a list whose resource version has expired."""
+"""Maximum number of attempts to read a list whose resource version expires."""
 
 REMEMBERED = 1000
 """Maximum number of skipped objects to remember, so that each is logged only once."""
@@ -233,8 +233,8 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
 
 
 def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
-    """Return an event with only an object's name and version, without parsing the object. Raise an
-    error if the line is not an event."""
+    """Return an event with only an object's name, namespace, UID and version, without parsing the
+    object. Raise an error if the line is not an event."""
     head = _HEAD.match(line)
     metadata = _names(line)
     if head is None or not metadata.keys() >= _NAMES:

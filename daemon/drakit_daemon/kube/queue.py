@@ -9,8 +9,8 @@ another lane. These rules decide which owner is charged, and which key is next:
 2. The next key of a lane belongs to the owner who has used the least time in the lane. Owners who
    have used the same time take turns. The keys of an owner keep their order. A key that was moved
    to a lane and continues there stays first, because its results so far may expire soon.
-3. An owner without work does not accumulate credit: when its next key arrives, its used time is set
-   to :data:`CREDIT_SECONDS` less than that of the owner whose turn came last.
+3. An owner without work does not accumulate credit: when its next key arrives, its used time is
+   raised to at least :data:`CREDIT_SECONDS` less than that of the owner whose turn came last.
 
 Therefore, an owner with little work waits only for the key in progress, no matter how much work
 other owners have. The other owners share the rest of the time, so no time is unused. :class:`Turns`
@@ -54,8 +54,8 @@ MANY_OWNERS = 1000
 """Maximum number of accounts to keep before those with full credit are dropped."""
 
 OUTDATED = 1000
-"""Maximum number of outdated entries to keep in the heap. Each time a key is queued before it is
-due, it leaves an outdated entry."""
+"""Maximum number of outdated entries to keep in the heap, in addition to one per waiting key. Each
+time a key is queued before it is due, it leaves an outdated entry."""
 
 DUE_AT_ONCE = 1000
 """Maximum number of keys to make ready in one iteration of the loop, because 100,000 can be due at
@@ -165,8 +165,8 @@ class WorkQueue(Generic[Key]):
             self._put(key, self._lane_of(key))
 
     def move(self, key: Key, lane: str) -> None:
-        """Queue a key that is in progress in another lane, or again in the lane to which it was
-        moved."""
+        """Queue a key that is in progress: either in another lane, or again in the lane to which
+        it was moved."""
         self._waiting.pop(key, None)
         self._again[key] = lane
 

@@ -79,8 +79,8 @@ class Order:
 
     def __init__(self) -> None:
         self._lines: dict[Key, deque[Place]] = {}
-        """The queue of places for each key. The first place is the running call. No queue is ever
-        empty."""
+        """The queue of places for each key. The first place belongs to a running call, or to a call
+        that is waiting only in other queues. No queue is ever empty."""
         self.idle = asyncio.Event()
         """Set while there are no calls."""
         self.idle.set()

@@ -200,7 +200,7 @@ def _names(listed: object) -> tuple[str, ...]:
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
-    # Otherwise, the characters of a string would be treated as names.
+    # Reject a string, whose characters would otherwise be treated as names.
     if not isinstance(listed, Iterable) or (kind is str and isinstance(listed, str)):
         raise DriverError(
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "

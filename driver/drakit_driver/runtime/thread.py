@@ -12,7 +12,7 @@ endless yields, because they would harm the daemon. Snapshots (:mod:`.snapshot`)
 the newest inventory. The device manager validates each device, and omits only those that cannot be
 published.
 
-Knows only the identity of claims. Does not depend on slices, gRPC or the kubelet.
+Of a claim, the module knows only the identity. Does not depend on slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ COUNTED_DEVICES = 8_192
 longer to process."""
 
 SNAPSHOT_SECONDS = 0.05
-"""Time between two snapshots. A snapshot of 1,000 devices takes 2 ms in this thread, and a driver
-may yield 2,000 times a second."""
+"""Minimum time between two snapshots. A snapshot of 1,000 devices takes 2 ms in this thread, and a
+driver may yield 2,000 times a second."""
 
 TURN_SECONDS = 0.005
 """How long a stream that never waits can occupy the driver's loop before other calls get a turn."""

@@ -85,7 +85,8 @@ class HelperError(Exception):
 
 
 class QueryError(HelperError):
-    """The helper works, but two processes failed to respond to this query."""
+    """The helper works, but has no result for this query: the query is too large, the program
+    returned an error, or processes failed to respond to it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, retry_seconds=QUESTION_SECONDS)

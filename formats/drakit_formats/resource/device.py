@@ -593,9 +593,9 @@ def without(device: Device, features: Collection[Feature]) -> Device | None:
     Without its taint, it would be allocated to pods that must not use it. Without its compatibility
     groups or its mapping of the node's resources, it would be allocated where it does not fit.
     Without its binding conditions, it would be allocated before it is ready. Extra fields are not
-    safe to omit, because their meaning is unknown. The other features are: without sharing, a
-    device is allocated to one claim as a whole, list attributes matter only to selectors, and
-    overheads only to a node's total.
+    safe to omit, because their meaning is unknown. The other features are safe to omit: without
+    sharing, a device is allocated to one claim as a whole, list attributes matter only to
+    selectors, and overheads only to a node's total.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None

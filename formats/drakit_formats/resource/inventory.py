@@ -3,9 +3,9 @@ Selects the part of an inventory that can be published. It checks each device, a
 apply to several devices together.
 
 Devices come from vendors, some of which are hostile: a value of the wrong type results in a
-message, never in an exception, and accepted values have a bounded size. A capacity's amounts are
-not compared with each other, because the API server does that, and names the devices that it
-rejects.
+message, never in an exception, and accepted values have a bounded size. Of a capacity's amounts,
+only the default is compared with the value. The API server compares the others, and names the
+devices that it rejects.
 
 A device is rejected with a reason if it is malformed, has the name of another device, or consumes
 missing counters. The rest is published. A driver lists all of its devices at each change, so a

@@ -173,7 +173,7 @@ class MountEntry:
 
 
 def unescape(text: str) -> str:
-    r"""Decode the kernel's octal escapes (``\\040``), which keep the fields of a line separate."""
+    r"""Decode the kernel's octal escapes (``\040``), which keep the fields of a line separate."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 

@@ -180,7 +180,8 @@ class HostDevice:
     node of a camera."""
 
     serial: str | None = None
-    """The serial number according to udev. USB devices have a separate field."""
+    """The serial number in the udev database or, without it, in the sysfs attribute ``serial``. USB
+    devices have a separate field."""
 
     wwid: str | None = None
     """The World Wide ID of a SCSI device, such as a tape drive."""
@@ -388,8 +389,7 @@ class HardwareIdentity(NamedTuple):
             return False
         if (self.subsystem, self.node) != (other.subsystem, other.node):
             return True
-        # Nodes of a mainboard device that have the same name without its number are separate
-        # devices.
+        # Nodes of a mainboard device whose names differ only in their numbers are separate devices.
         is_fixed = self.unit.startswith(_FIXED_UNITS) and "-usbv" not in self.unit
         return not (is_fixed or self.subsystem in _SEPARATE_NODES)
 
@@ -423,7 +423,7 @@ def subsystem_of(identity: str) -> str:
 
 
 def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
-    """Return an identity for a device node that consists of its USB port, or None if the node does
+    """Return an identity that consists of the USB port of a device node, or None if the node does
     not belong to a USB device."""
     usb = None if host.wwid else _own_usb(host)
     if usb is None:

@@ -341,8 +341,8 @@ class HostDevicePolicySpec(DevicePolicy):
             )
 
     def dangers(self) -> Iterator[tuple[str, str, str]]:
-        """Yield every setting that needs ``allow.dangerous``, with a harmless alternative, if any,
-        and with the condition for using it."""
+        """Yield every setting that needs ``allow.dangerous``. Each comes with a harmless
+        alternative, if any, and with the condition for setting ``allow.dangerous``."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
             if not any(value for name, value in matcher if name not in ("subsystem", "exclude")):

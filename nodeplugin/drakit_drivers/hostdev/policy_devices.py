@@ -204,7 +204,8 @@ class _Candidate:
         spec, hardware = self.policy.spec, self.hardware
         device = name_request(self.policy.name, identity, hardware=hardware, nth=nth)
         if spec.single_path:
-            # At most one device has a name without an index. Others are kvm-0, kvm-1, ...
+            # A policy with a single path has at most one device, so the names of its copies do not
+            # need an identity: kvm-0, kvm-1, ...
             identity, nth = Identity(text="", place=self.hosts[0].path), 1
         copies = tuple(
             name_request(self.policy.name, identity, hardware=hardware, nth=nth, copy=index)
@@ -406,8 +407,8 @@ def _owned(
     holds: Holds,
 ) -> tuple[list[tuple[_Candidate, Refusal | None]], tuple[Overlap, ...]]:
     """Assign each device node to one policy. Return the candidates that got all of their nodes,
-    each with the reason against it, if any. A candidate that is definitely refused leaves its nodes
-    to others."""
+    each with the reason against it, if any. A candidate that is definitely refused keeps its own
+    nodes, but leaves the other nodes of the same functions to others."""
 
     def is_held(each: _Candidate) -> bool:
         return any(names[name_request.key] in holds for name_request in each.requests)

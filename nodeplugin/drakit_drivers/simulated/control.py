@@ -2,7 +2,8 @@
 The control file, with which users make devices fail.
 
 If the file cannot be read or parsed, this is logged once, and its last valid content remains in
-effect, because the file may be only partially written. A missing file has no effect on the devices.
+effect, because the file may be only partially written. Without a file, all devices are listed and
+healthy.
 """
 
 from __future__ import annotations

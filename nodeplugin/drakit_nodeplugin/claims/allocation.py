@@ -67,7 +67,7 @@ class Step(Enum):
     BEGIN = "begin"
     """The claim is new."""
     REPLACE = "replace"
-    """The claim was prepared with other devices. Undo that prepare first."""
+    """The claim was prepared with other devices or configs. Undo that prepare first."""
     REPEAT = "repeat"
     """Prepare again: the work did not finish, the node rebooted, or the entry was rebuilt."""
     CONFIRM = "confirm"

@@ -123,8 +123,8 @@ class ClaimStatuses:
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
-        """Enqueue the status of a claim after a prepare or unprepare, whether it succeeded or
-        failed."""
+        """Enqueue the status of a claim after a successful prepare or unprepare. A failure does
+        not change it."""
         if answer.error is not None:
             return
         if operation == "unprepare":

@@ -34,7 +34,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoResponseError(ClaimFetchError):
-    """The API server did not respond. The caller must not send further requests for now."""
+    """The API server did not respond, so further requests are useless for now."""
 
 
 class ClaimGoneError(ClaimFetchError):
@@ -47,8 +47,7 @@ class ClaimGoneError(ClaimFetchError):
 
 
 class ClaimBusyError(ClaimError):
-    """Another process of the driver is working on the claim, or has changed its entry since it was
-    read."""
+    """The checkpoint is being rebuilt, or the claim's entry has changed since it was read."""
 
     reason = "ClaimBusy"
 

@@ -69,12 +69,12 @@ class KubeletClaims:
     is unused."""
 
     asked_at: float = 0.0
-    """The time of the kubelet's response (loop clock). Several checks of the same response are
+    """The time of the call to the kubelet (loop clock). Several checks of the same response are
     treated as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
-        """Return whether a claim is listed. A claim with the same name and another UID does not
-        match."""
+        """Return whether a claim is listed. A listed claim with the same name and another UID does
+        not match. If the UID of the listed claim is unknown, the name is sufficient."""
         return claim.uid in self.uids or (claim.namespace, claim.name) in self.unnamed
 
 
@@ -112,7 +112,8 @@ class Unclaimed:
         return self
 
     def due(self, claims: KubeletClaims, settings: StaleClaims) -> bool:
-        """Return whether one more check ends the grace period."""
+        """Return whether the grace period has ended, according to the latest check. `claims` is the
+        result of that check."""
         if claims.pods is PodView.PARTIAL:
             return False
         if claims.pods is PodView.UNKNOWN:
@@ -122,8 +123,8 @@ class Unclaimed:
 
 
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:
-    """Return the CDI names of a device that follow the plugin's own names. The kubelet puts the
-    names of other devices before them."""
+    """Return the CDI names that the driver added to a device. They follow the plugin's last own
+    name. The names that the kubelet adds from the claim's other devices come before that name."""
     names = device.cdi_names
     ours = [i for i, name in enumerate(names) if claim_uid(name, driver=device.driver) is not None]
     return names[ours[-1] + 1 :] if ours else ()

@@ -253,8 +253,8 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ prepared claims
 
     async def _confirm_current(self, current: Sequence[_Wanted]) -> None:
-        """Return the results of prepared claims without preparing them again, after verifying or
-        restoring entries and CDI files."""
+        """Return the results of prepared claims, after verifying or restoring entries and CDI
+        files. If the driver cannot confirm that a claim is still usable, prepare it again."""
         if not self._parts.devices.traits.checks:
             await self._confirm(current)
             return

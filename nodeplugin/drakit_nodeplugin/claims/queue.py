@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 MAX_WAITING = 4
-"""Maximum length of a claim's queue. Further calls are refused. A pod restart needs three turns:
-prepare, unprepare, prepare. Longer queues occur only if a driver hangs."""
+"""Maximum number of turns that wait in a claim's queue. Further calls are refused. A pod restart
+needs three turns: prepare, unprepare, prepare. Longer queues occur only if a driver hangs."""
 
 SLOW_SECONDS = 180.0
 """How long work must take to be reported as slow. This corresponds to two attempts by the kubelet,
@@ -64,13 +64,13 @@ or was canceled."""
 
 
 class ClaimObserver(Protocol):
-    """Observes the results of the kubelet's calls. Methods must return immediately, and must not
-    raise."""
+    """Observes the results of the kubelet's calls and of second prepares. Methods must return
+    immediately, and must not raise."""
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimResult, seconds: float
     ) -> None:
-        """Called when an operation has ended, `seconds` after the kubelet requested it."""
+        """Called when an operation has ended, `seconds` after it was requested."""
         ...
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:

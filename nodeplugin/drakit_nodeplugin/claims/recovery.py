@@ -618,8 +618,8 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
 
 def _with_numbers(entry: StoredClaim) -> StoredClaim:
     """Add the device numbers in the CDI file, which lists devices in the order of the allocation.
-    If the numbers of devices differ, because the kubelet lists only some of them, the first device
-    gets all device numbers."""
+    If the file and the entry do not have the same number of devices, because the kubelet lists only
+    some of them, the first device gets all device numbers."""
     if not entry.cdi_spec or not entry.devices:
         return entry
     try:

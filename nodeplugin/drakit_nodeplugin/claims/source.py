@@ -51,8 +51,8 @@ class ApiClaims:
         *,
         observe: Callable[[float, FetchResult], None] = lambda _seconds, _result: None,
     ) -> None:
-        """Create the reader. `observe` is called with the duration and the result of each read
-        whose caller did not give up."""
+        """Create the reader. `observe` is called with the duration and the result of each
+        :meth:`fetch` whose caller did not give up."""
         self._session = session
         self._observe = observe
         self._version = VERSIONS[0]

@@ -154,8 +154,8 @@ class Unpreparing:
         claims: Collection[StoredClaim],
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo claims concurrently. `settled` is called once for each claim, with its UID and
-        result, as soon as the result is known."""
+        """Undo claims concurrently. `settled` is called with groups of results, keyed by UID, as
+        soon as they are known. Each claim is in exactly one group."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._mark_unpreparing(claims)
         if failed:

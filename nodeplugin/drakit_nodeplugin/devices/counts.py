@@ -29,7 +29,7 @@ class DeviceCounts:
     """Devices that claims hold, fully or in shares, or that share hardware with held devices."""
 
     tainted: int = 0
-    """Healthy devices that no claim holds, and that have a taint in the slice that new pods do not
+    """Healthy devices that no claim holds, and that are published with a taint that new pods do not
     tolerate."""
 
     unhealthy: int = 0

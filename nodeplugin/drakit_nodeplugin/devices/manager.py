@@ -7,7 +7,7 @@ endpoints report a pool with the same name, the one that is available keeps the 
 owns the clock, the store, and the listeners. :mod:`.endpoint_state` decides the effects of a stop,
 and :mod:`.taints` the taints of a device.
 
-Knows only the devices of claims. Does not depend on the API server, slices or gRPC.
+Of a claim, the module knows only the devices. Does not depend on the API server, slices or gRPC.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class DesiredDevice:
     name: str
     device: Device | None
     """The device. None if only its name is known, because the endpoint has been missing since a
-    restart. The published device then remains unchanged except for the node plugin's taints. If no
-    device is published, it is omitted, because a device without attributes would break all
-    DeviceClass selectors that read one."""
+    restart. The published device then remains unchanged except for the node plugin's taints. If the
+    device is not published, it is omitted: without attributes, it would break all DeviceClass
+    selectors that read an attribute."""
 
     taints: tuple[StampedTaint, ...] = ()
     """All taints of the device. If only the name is known, the driver's own taints are missing."""

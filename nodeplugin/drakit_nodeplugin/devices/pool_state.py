@@ -2,9 +2,9 @@
 The devices of one pool of one endpoint: their health, their taints, and which of them claims block.
 
 A device that an inventory no longer lists is *gone*. It remains, with a taint, until the manager
-has found that no claim holds it. Its pods are evicted only after a delay, because a device that is
-only briefly unplugged returns within that time. An eviction that has begun continues until the
-device returns.
+has found that no claim holds it. If the driver has requested it, the pods of a device that is not
+withdrawn are evicted, but only after a delay, because a device that is only briefly unplugged
+returns within that time. An eviction that has begun continues until the device returns.
 
 The endpoint applies inventories, reports and time. All pools and endpoints of a driver share a
 :class:`DriverState`, which records the resulting changes. The manager reads and resets these
@@ -87,9 +87,9 @@ class DriverState:
         now: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Create the state. `open_ended` means that the number of endpoints is unknown. Pods are
-        evicted from devices that have been gone for `gone_eviction_seconds`. `now` returns the loop
-        time, and `wall_clock` a Unix timestamp."""
+        """Create the state. `open_ended` means that the number of endpoints is unknown. If the
+        driver requests the eviction of a gone device's pods, it begins after
+        `gone_eviction_seconds`. `now` returns the loop time, and `wall_clock` a Unix timestamp."""
         self.node = node
         self.open_ended = open_ended
         self.timing = timing
@@ -199,7 +199,8 @@ class PoolState:
         return name in self._devices or name in (self._fallback or ())
 
     def device(self, name: str) -> Device | None:
-        """Return a device from the last main inventory that contained it, or None."""
+        """Return a device from the last inventory (from the main one, or otherwise from the
+        fallback), or as it was last published. None if it is unknown."""
         if self.content is not None and (found := self.content.device(name)) is not None:
             return found
         published = self._devices.get(name)

@@ -80,8 +80,8 @@ class Condition:
     report. Unknown health pauses the recovery, but does not restart it."""
 
     broken_since: float | None = None
-    """The time since which the reports have continuously been that running pods are broken. None if
-    the last report differs. Unknown health also resets this time, because an eviction cannot be
+    """The time since which every report has said that running pods are broken. None if the last
+    report does not say so. Unknown health also resets this time, because an eviction cannot be
     undone."""
 
     has_report: bool = False

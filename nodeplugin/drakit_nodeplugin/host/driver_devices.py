@@ -7,7 +7,7 @@ claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a d
 
 A driver with policies must know which devices claims hold before it lists any. Otherwise, a held
 device could be published as free, under a different name. Until the checkpoint is readable and
-complete, its endpoint waits, and its slices remain unchanged.
+complete, the driver's endpoint waits, and the driver's slices remain unchanged.
 
 Does not depend on endpoints.
 """

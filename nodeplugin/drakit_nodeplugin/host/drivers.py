@@ -367,9 +367,9 @@ def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
 
 
 def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
-    """Return whether another release hosts the driver. An unreadable record, or a record in a later
-    version, is treated as belonging to this release, because the driver's claims must be
-    unprepared."""
+    """Return whether another release hosts the driver. A record that is unreadable or names no
+    registration directory is treated as belonging to this release, because the driver's claims must
+    be unprepared."""
     here = str(registrations)
     return _directory_in(path, default=here) not in (None, here)
 

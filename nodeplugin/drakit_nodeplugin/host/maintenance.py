@@ -93,8 +93,8 @@ class MaintenanceWatch:
             self.revision.advance()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Handle an error. If the resource is missing, there are no maintenances. After any other
-        error, they are unknown."""
+        """Handle an error. If the resource has been missing for :data:`MISSING_SECONDS`, there are
+        no maintenances. Other errors change nothing."""
         if not isinstance(error, NotFoundError):
             return
         now = asyncio.get_running_loop().time()

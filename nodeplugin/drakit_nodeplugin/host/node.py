@@ -209,7 +209,8 @@ class Environment:
     boot_id: str
     instance_uid: str
     session: asyncio.Future[Session]
-    """Done once the API server can be reached. Nothing that the kubelet needs waits for it."""
+    """Done once the API server can be reached. Drivers start without it. A claim that must be read
+    waits for it, until the kubelet's call times out."""
 
     podresources: PodResources
     """The only client of the kubelet's podresources API, so that one rate limit applies to the

@@ -348,8 +348,8 @@ def _cut(text: str, limit: int) -> str:
 FIELD_MANAGER = "drakit-nodeplugin"
 
 PACE_SECONDS = 10.0
-"""Minimum time between two writes of a report, and between two reads of facts without change
-notifications."""
+"""Minimum time between two writes of a report, and between two reads of facts for which there are
+no change notifications."""
 
 SETTLE_SECONDS = 1.0
 """Time from a change to the write. Published slices follow a change to devices within a second."""

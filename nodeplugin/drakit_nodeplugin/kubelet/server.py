@@ -301,7 +301,7 @@ class DriverServer:
 
     def register_again(self) -> None:
         """Make `run` recreate the registration socket, because the kubelet calls the instance that
-        registered last. Don't call this while calls are in flight, because the kubelet would cancel
+        registered last. `run` waits until no calls are in flight, because the kubelet would cancel
         them."""
         self._is_superseded = True
 

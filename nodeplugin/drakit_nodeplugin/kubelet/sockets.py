@@ -75,7 +75,7 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
     If a path is too long for a Unix socket, hashes replace names in it. Otherwise, the registration
     socket has the name that the Kubernetes plugin helper gives it.
 
-    :raises SocketError: no path is short enough.
+    :raises SocketError: `kubelet_root` is not an absolute path, or no socket path is short enough.
     """
     if not kubelet_root.is_absolute():
         raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")

@@ -310,7 +310,8 @@ class StaleError(Exception):
 
 class DroppedError(Exception):
     """The API server drops fields, so the plan is wrong. Plan again immediately, because published
-    devices may lack these fields, or the pool may be incomplete. Raised once for each feature."""
+    devices may lack these fields, or the pool may be incomplete. Several pools can raise this for
+    the same feature."""
 
 
 class Verdict(Enum):

@@ -145,8 +145,8 @@ class SliceWrite:
         The features without which the API server would publish a device that must not be allocated.
 
         If the published slice already has a feature, the API server keeps it in the next version.
-        Therefore, the response proves nothing about other slices. Fields that the API server does
-        not support are an exception.
+        Therefore, the response proves nothing about other slices. Extra fields are an exception:
+        they are always needed, because an API server that keeps one of them can drop others.
         """
         devices = self.content.devices
         needed = {Feature.TAINTS} if self._repels_pods else set[Feature]()

@@ -95,8 +95,8 @@ class SlicePublisher:
         """
         Create a publisher. `on_rejected` is called with the reasons for newly rejected devices,
         keyed as in `rejected`, and `on_name_taken` with a message about an object that has the name
-        of a slice. `on_dropped` is called once with a message about the fields that the API server
-        drops.
+        of a slice. `on_dropped` is called with a message about the fields that the API server
+        drops, once for each feature.
         """
         self._manager = manager
         self._session = session

@@ -114,7 +114,7 @@ class Checkpoint:
         """A cache of rows that this process wrote or read."""
         self._wanted = self._closed = False
         self.revision = Revision()
-        """Advances when claim rows have been written."""
+        """Advances when rows of claims or endpoints may have changed."""
         self._next_attempt = float("-inf")
         self._transactions = 0
         """The number of transactions that the writer thread has committed."""
@@ -249,8 +249,8 @@ class Checkpoint:
         return await self._run_complete(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
-        """Return the holds of claims that are being unprepared, and of other claims on the same
-        counter sets. Empty while no claim is being unprepared."""
+        """Return the holds of claims that are being unprepared, and of other claims that consume
+        counters in the same pools. Empty while no claim is being unprepared."""
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:

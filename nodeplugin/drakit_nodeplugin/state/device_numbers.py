@@ -5,8 +5,9 @@ their devices.
 When hardware is unplugged, the kernel may give its number to other hardware. If a claim needed a
 number that another claim still holds for other hardware, the two would share a device. A driver
 identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Nodes with equal
-identities can share a number, and nodes without an identity are not compared. For a rebuilt claim,
-only the numbers are known, so no other device gets them.
+identities can share a number. Nodes for which the driver returns no identity are not stored, and
+therefore not compared. The nodes of a rebuilt claim come from its CDI file, without identities:
+only the same device of the same driver can share their numbers.
 
 Device numbers belong to the node rather than to a driver, so all drivers in a process share one
 in-memory :class:`HeldNumbers`. Their checkpoints fill it when they open, and change it together

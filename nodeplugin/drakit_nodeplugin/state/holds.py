@@ -48,7 +48,8 @@ class PoolContent:
     partition_type_attribute: str = ""
 
     def device(self, name: str) -> Device | None:
-        """Return a device in the main inventory, even if the fallback is published."""
+        """Return a device in the main inventory, even if the fallback is published, or a device
+        that only the fallback contains."""
         found = self.devices.get(name)
         return found if found is not None or self.fallback is None else self.fallback.get(name)
 
@@ -99,7 +100,7 @@ class HeldDevice:
     unknown."""
 
     exclusive: bool = True
-    """Whether one claim holds the device exclusively."""
+    """Whether one claim holds the device exclusively. Meaningful only if `unpreparing` is set."""
 
     unpreparing: bool = False
     """Whether a claim that is still being unprepared holds the device."""
@@ -269,7 +270,7 @@ class Held:
     """The conflicting claim. None if the claim itself exceeds the inventory."""
 
     beside: str = ""
-    """The name of the holder's device, or empty if it is the same device."""
+    """The name of the holder's device. Empty if `holder` is None."""
 
     shortage: str | None = None
     """The reason why the two devices do not fit together, as a clause. None if both claims want the
@@ -385,7 +386,7 @@ def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
     Return the holds of claims that are being unprepared, and of other claims that consume counters
     in the same pools.
 
-    The result is empty for claims with admin access, and while no claim is being unprepared.
+    Admin access is ignored. The result is empty while no claim is being unprepared.
     """
     leaving: dict[tuple[str, str], set[str]] = defaultdict(set)
     for pool, device, hold in connection.execute(

@@ -4,7 +4,7 @@ Manual operations on a checkpoint: inspecting it, and forgetting a claim.
 An inspection never writes: it does not quarantine anything, and creates no files while the daemon
 is down. Only the driver's active instance writes to a checkpoint. Therefore, a claim is forgotten
 by a request: a small file next to the checkpoint. The active instance handles the request and
-removes the file. If no instance is active, the inspection takes the driver's lock for one
+removes the file. If no instance is active, :func:`forget` takes the driver's lock for one
 transaction. :mod:`drakit_cli` decides when a claim can be forgotten, and updates everything outside
 the checkpoint.
 
@@ -190,8 +190,9 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _read(path: Path, version: int) -> Inspection:
-    """Read a database. Errors become part of the result, so that the caller can retry: another
-    process that opens the database at the same time can cause them."""
+    """Read a database. Damage becomes part of the result, so that the caller can retry: another
+    process that opens the database at the same time can cause such errors. Other errors are
+    raised."""
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")

@@ -6,12 +6,12 @@ driver's data directory decides which of them is active. Only the active instanc
 writes the checkpoint, and publishes. When a process ends, the kernel releases its lock, even after
 a crash.
 
-An instance that starts requests a **hand-over** by locking a second file, ``waiting.lock``. The
-active instance notices the request within a second, finishes its work, and releases the lock. It
-then waits for the lock again, but without a request, so any instance with a request takes
-precedence. If the new instance dies or does not take the lock, the previous one is active again
-within a second. It then ignores requests from the new one for :data:`IGNORE_SECONDS`, because an
-instance that keeps crashing must not interrupt a working one.
+A new instance requests a **hand-over** by locking a second file, ``waiting.lock``. The active
+instance notices the request within a second, finishes its work, and releases the lock. It then
+waits for the lock again, but without a request, so any instance with a request takes precedence. If
+the new instance dies or does not take the lock, the previous one is active again within a second.
+It then ignores requests from the new one for :data:`IGNORE_SECONDS`, because an instance that keeps
+crashing must not interrupt a working one.
 """
 
 from __future__ import annotations
@@ -216,8 +216,9 @@ class DriverLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a driver's data directory. Raises OSError. The
-    check takes a shared lock, so that two concurrent checks do not see each other's lock."""
+    """Return whether a process has locked a file or directory, such as a driver's data directory.
+    Raises OSError. The check takes a shared lock, so that two concurrent checks do not see each
+    other's lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -112,7 +112,7 @@ class PodView(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodList:
-    """The devices of the kubelet's active pods, including pods without devices."""
+    """The devices that containers have from claims, and whether the kubelet's list is complete."""
 
     devices: tuple[ListedDevice, ...]
     """The devices from claims."""

@@ -124,7 +124,7 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
 
 
 def remembered_damage(connection: sqlite3.Connection) -> str | None:
-    """Return the reason why entries were lost that have not been rebuilt yet, or None."""
+    """Return the reason why entries were lost, or None if no lost entries remain to be rebuilt."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
     return None if row is None else str(row[0])
 

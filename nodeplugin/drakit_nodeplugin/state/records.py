@@ -84,8 +84,8 @@ class StoredDevice:
     driver. Ignored in comparisons."""
 
     nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
-    """The device nodes that have an identity. Ignored in comparisons, because the kernel can give
-    the same device a different number."""
+    """The device nodes that have an identity, or all known device nodes of a rebuilt claim. Ignored
+    in comparisons, because the kernel can give the same device a different number."""
 
     @property
     def hold(self) -> Hold:

@@ -118,7 +118,7 @@ def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
-    """Return the claims whose device nodes have identities, and possibly others. Raises
+    """Return the claims that have stored device nodes, and possibly others. Raises
     DamagedRowError."""
     # Search the body instead of parsing it, because it can have 128 KiB of opaque parameters.
     # Inside a JSON string, quotes are escaped, so they do not match.
@@ -240,7 +240,7 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
     """Delete rows that have these generations, in the caller's transaction. Return the UIDs of the
-    other rows."""
+    claims whose rows have another generation."""
     ids: list[tuple[int]] = []
     others: list[str] = []
     for claim in claims:

@@ -46,7 +46,8 @@ BUSY_SECONDS = 5.0
 """How long a writer waits for another program that is reading the database."""
 
 # These strings identify a database: any change, even of whitespace, changes the schema. Primary key
-# columns must come first, because SQLite 3.40 otherwise returns NULL for columns that are NOT NULL.
+# columns must come first, because otherwise the integrity check of SQLite 3.40 reports NULL values
+# in columns that do not have any.
 _STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
@@ -173,7 +174,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
     """Mark a database of an earlier version as one of this version, in the caller's transaction.
-    Instances of the earlier version can no longer write to it."""
+    Instances of a version before :data:`READABLE_FROM` can no longer use it."""
     if version < VERSION:
         connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (VERSION,))
         connection.execute(f"PRAGMA user_version = {READABLE_FROM}")

@@ -41,7 +41,7 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
     """
     Return the DeviceClass of a policy, or None if it does not need one.
 
-    The policy owns the DeviceClass, so the garbage collector deletes both.
+    The policy owns the DeviceClass, so the garbage collector deletes it with the policy.
     """
     if not policy.create_class or policy.deleting:
         return None

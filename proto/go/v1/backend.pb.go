@@ -283,13 +283,13 @@ type GetInfoResponse struct {
 	// Whether containers can read the attributes of their devices in metadata files (KEP-5304). The
 	// node plugin then writes a file for each request of a claim: the published attributes of its
 	// devices, and PreparedDevice.attributes and PreparedDevice.network_data. Containers find it in
-	// /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
-	// 128 KiB.
+	// /var/run/kubernetes.io/dra-device-attributes. The limits are 32 attributes per device and
+	// 128 KiB per claim.
 	MetadataFiles bool `protobuf:"varint,5,opt,name=metadata_files,json=metadataFiles,proto3" json:"metadata_files,omitempty"`
 	// The JSON schemas of the opaque parameters that the driver accepts, by the apiVersion of the
 	// parameters. The empty key is for parameters without apiVersion and kind. The node plugin ignores
 	// this field: `drakit schema unix:/path/to.sock` prints it as a DeviceDriver, which the chart of the
-	// driver contains. A response can have 64 KiB.
+	// driver contains. The size limit of a response is 64 KiB.
 	ParameterSchemas map[string]string `protobuf:"bytes,6,rep,name=parameter_schemas,json=parameterSchemas,proto3" json:"parameter_schemas,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -2974,7 +2974,8 @@ type PreparedDevice struct {
 	Data string `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	// The network interface of the device.
 	NetworkData *NetworkData `protobuf:"bytes,3,opt,name=network_data,json=networkData,proto3,oneof" json:"network_data,omitempty"`
-	// At most 32 attributes, in addition to those that the backend published.
+	// Attributes for metadata files, in addition to those that the backend published. Together, a
+	// device can have at most 32.
 	Attributes    map[string]*Attribute `protobuf:"bytes,4,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3298,7 +3299,7 @@ type DeviceNode struct {
 	Major *int64 `protobuf:"varint,4,opt,name=major,proto3,oneof" json:"major,omitempty"`
 	// The minor number. If not set, the runtime reads it from the host path.
 	Minor *int64 `protobuf:"varint,5,opt,name=minor,proto3,oneof" json:"minor,omitempty"`
-	// Any combination of "r", "w" and "m". If empty, "rwm".
+	// Any combination of "r", "w" and "m", or "none" for no access. If empty, "rwm".
 	Permissions string `protobuf:"bytes,6,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	// The file mode in the container.
 	FileMode *uint32 `protobuf:"varint,7,opt,name=file_mode,json=fileMode,proto3,oneof" json:"file_mode,omitempty"`

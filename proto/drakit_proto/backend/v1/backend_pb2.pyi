@@ -221,8 +221,8 @@ class GetInfoResponse(_message.Message):
     """Whether containers can read the attributes of their devices in metadata files (KEP-5304). The
     node plugin then writes a file for each request of a claim: the published attributes of its
     devices, and PreparedDevice.attributes and PreparedDevice.network_data. Containers find it in
-    /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
-    128 KiB.
+    /var/run/kubernetes.io/dra-device-attributes. The limits are 32 attributes per device and
+    128 KiB per claim.
     """
     @_builtins.property
     def policies(self) -> Global___PolicyResource:
@@ -235,7 +235,7 @@ class GetInfoResponse(_message.Message):
         """The JSON schemas of the opaque parameters that the driver accepts, by the apiVersion of the
         parameters. The empty key is for parameters without apiVersion and kind. The node plugin ignores
         this field: `drakit schema unix:/path/to.sock` prints it as a DeviceDriver, which the chart of the
-        driver contains. A response can have 64 KiB.
+        driver contains. The size limit of a response is 64 KiB.
         """
 
     def __init__(
@@ -1962,7 +1962,9 @@ class PreparedDevice(_message.Message):
 
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
-        """At most 32 attributes, in addition to those that the backend published."""
+        """Attributes for metadata files, in addition to those that the backend published. Together, a
+        device can have at most 32.
+        """
 
     def __init__(
         self,
@@ -2165,7 +2167,7 @@ class DeviceNode(_message.Message):
     minor: _builtins.int
     """The minor number. If not set, the runtime reads it from the host path."""
     permissions: _builtins.str
-    """Any combination of "r", "w" and "m". If empty, "rwm"."""
+    """Any combination of "r", "w" and "m", or "none" for no access. If empty, "rwm"."""
     file_mode: _builtins.int
     """The file mode in the container."""
     uid: _builtins.int
