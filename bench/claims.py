@@ -2,8 +2,8 @@
 Measures the time and memory that claims need.
 
 :mod:`.kubelet` makes the calls, :mod:`.apiserver` has the claims. States that are compared (none,
-    many and very many claims prepared) alternate, so that a machine that becomes slower or faster
-    affects all of them equally. :mod:`.skeleton` does each batch just before the plugin.
+many and very many claims prepared) alternate, so that a machine that becomes slower or faster
+affects all of them equally. :mod:`.skeleton` does each batch just before the plugin.
 """
 
 from __future__ import annotations

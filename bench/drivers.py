@@ -2,9 +2,9 @@
 Drivers whose own work takes no time, or a known time. The rest of the measured time is spent in the
 plugin.
 
-They have the same name, so that the same claims in the API server work for both. A plugin hosts one
-of them at a time. They publish the devices of the measured claims, and a few that all other claims
-share.
+`Effects` and `Changing` have the same name, and a plugin hosts one of them at a time. `Separate`
+has its own name, because it runs at the same time as `Effects`. `Effects` publishes the devices of
+the measured claims, and a few that all other claims share.
 """
 
 from __future__ import annotations

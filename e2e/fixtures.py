@@ -171,9 +171,10 @@ def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[
             ("get", "pods", "-A", "-l", "app.kubernetes.io/part-of=drakit", "-o", "wide"),
         ):
             print(cluster.kubectl(*arguments).stdout)
-    # Kubernetes 1.34 keeps the claim for an extended resource if it is deleted before its pod.
-    for kind in ("pods", "resourceclaims"):
-        cluster.kubectl("-n", name, "delete", kind, "--all", "--timeout=120s", timeout=150)
+    # Workloads come first, because they replace deleted pods. Claims come last, because Kubernetes
+    # 1.34 keeps the claim for an extended resource if it is deleted before its pod.
+    for kinds in ("deployments,statefulsets,daemonsets,jobs,replicasets,pods", "resourceclaims"):
+        cluster.kubectl("-n", name, "delete", kinds, "--all", "--timeout=120s", timeout=150)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 

@@ -46,7 +46,7 @@ def install(
     """
     Install a release, or upgrade an installed release to these values.
 
-    :param values: values of the chart, before those of `values.yaml`.
+    :param values: values of the chart. They take precedence over those of `values.yaml`.
     :param wait: whether to wait until all its pods are ready.
     :param build: a name for the images' content; if it changes, pods are replaced, even though the
         images' tag is the same.

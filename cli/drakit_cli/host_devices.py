@@ -132,8 +132,8 @@ _HEAD = ("PATH", "SUBSYSTEM", "DEVICE", "POLICY", "DESCRIPTION", "STATE")
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Print the devices. Return 1 if a requested device does not exist, or if policies cannot be
-    read."""
+    """Print the devices. Return 1 if a requested device does not exist, or if the policies are
+    incomplete."""
     hostdev = read_hostdev(find_place(options))
     labels = parse_labels(options.labels)
     found = candidates(hostdev, labels=labels, subsystem=options.subsystem)

@@ -51,7 +51,7 @@ def add_connection(parser: argparse.ArgumentParser, *, user_agent: str) -> None:
     add_option(
         group,
         "--certificate-authority FILE",
-        "certificates that may sign the API server's",
+        "certificates of the authorities that can sign the API server's certificate",
         type=str,
     )
     add_option(group, "--tls-server-name NAME", "host name in the API server's certificate")

@@ -76,9 +76,9 @@ class Entry:
     claim: StoredClaim
     boot: BootState
     cdi: CdiState
-    """The state of the CDI file. It can be ``missing`` or ``differs`` only if the file must exist,
-    because the claim was prepared in this boot. Otherwise, the file is ``present``, or does not
-    exist (``-``)."""
+    """The state of the CDI file: ``ok`` if it has the stored content. It can be ``missing`` or
+    ``differs`` only if the file must exist, because the claim was prepared in this boot. Otherwise,
+    a file with other content is ``present``, and a missing file is ``-``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

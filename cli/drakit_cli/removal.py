@@ -43,7 +43,8 @@ RELEASED_SECONDS = 45.0
 claims. Node plugins write a changed report within 10 s."""
 
 STOP_SECONDS = 30.0
-"""How long after its grace period a node plugin's pod ends, if its kubelet is running."""
+"""Maximum time from the end of its grace period until a node plugin's pod ends, if its kubelet is
+running."""
 
 MAX_STOP_SECONDS = 150.0
 """How long to wait for node plugins at most. The Job's deadline is 300 s."""
@@ -127,7 +128,8 @@ async def remove_release(session: Session, removal: Removal) -> int:
 
 
 async def _problems(session: Session, removal: Removal, daemonset: Object) -> Sequence[str]:
-    """Return a message for each pod that uses a device, and for each node with prepared claims."""
+    """Return a message for each pod that uses a device. If there are none, return a message for
+    each node with prepared claims."""
     plugins = await _node_plugins(session, removal, daemonset)
     if used := await _uses(session, removal, {each.node for each in plugins}):
         return used

@@ -4,8 +4,9 @@ in the current version, applies the policies of a release, and checks the device
 
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and because
 `helm --wait` would wait until each policy of a release matches a device. Each object records the
-release that owns it. The command does not change objects that belong to another release, or that a
-user created. :mod:`.removal` prepares to uninstall a release.
+release that owns it. The command does not change objects that belong to another release, or
+policies that a user created. It takes over definitions that record no release. :mod:`.removal`
+prepares to uninstall a release.
 
 Does not depend on the content of a definition or a policy, because the API server validates both.
 """

@@ -1,5 +1,5 @@
 """
-Serves one Python driver as a backend. Implements the whole contract of
+Serves one Python driver as a backend. Implements all methods of the contract in
 :mod:`drakit_proto.backend.v1`.
 
 The driver runs as it would in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with

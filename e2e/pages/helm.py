@@ -32,7 +32,8 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
 
     :param values: files that come before the page's own files, which take precedence. They name
         no image.
-    :param images: settings that come last, if the page names an image that is not in a registry.
+    :param images: settings that come last, if the page names an image that is not loaded into the
+        cluster.
     """
     subcommand = next((word for word in argv if not word.startswith("-")), "")
     charts = [word for word in argv if word.rstrip("/").endswith(CHART)]

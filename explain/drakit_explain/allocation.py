@@ -154,7 +154,7 @@ class AllocatorError:
 
     kind: Failure
     text: str
-    """A clause that names the request."""
+    """The error as a clause. It names the request, if the error depends on one."""
 
     device: DeviceID | None = None
     """The device for which a selector fails."""

@@ -41,7 +41,7 @@ NAMED_DEVICES = 3
 """Maximum number of unhealthy devices to keep. A sentence quotes their drivers' messages."""
 
 NAMED_HOLDERS = 3
-"""Maximum number of holders to store per namespace. An Event does not name more."""
+"""Maximum number of holders to name in a sentence."""
 
 
 # ---------------------------------------------------------------- one slice
@@ -144,7 +144,8 @@ class Availability:
 
     free: int = 0
     small: int = 0
-    """The number of devices that can never have the requested capacity. `total` does not include
+    """The number of devices that can never be allocated: they cannot provide the requested
+    capacity, or consume more of a counter than their pool provides. `total` does not include
     them."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
@@ -374,9 +375,9 @@ class SliceCounting:
                 found.left[word] = max(left, found.left.get(word, left))
                 found.used_up.words.add(word)
             found.used_up.add(claims=sharers)
-        # Don't check the counters of a shared device, because it already consumes them.
         elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
             found.small += 1
+        # Don't check which counters are left for a shared device, because it already consumes them.
         elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
             found.partitioned.add()
             partitions.update((id(each), each) for each in claims)

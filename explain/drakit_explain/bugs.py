@@ -79,7 +79,7 @@ class FoundBug:
     object: str
     what: str
     fixed: str
-    """The first release with a fix, such as ``1.36.5``. Empty if none is known."""
+    """The first release with a fix, such as ``Kubernetes 1.36.5``. Empty if none is known."""
 
     link: str
 
@@ -460,8 +460,8 @@ BUGS: tuple[Bug, ...] = (
         touched=_claim(_shares_of_unshared),
     ),
     Bug(
-        what="kube-scheduler applies a DeviceTaintRule without deviceSelector to all devices, and "
-        "not to none",
+        what="kube-scheduler applies a DeviceTaintRule without deviceSelector to all devices, "
+        "although it selects none",
         link=f"{ISSUES}141620",
         fixes={34: None, 35: None, 36: None, 37: 1},
         touched=_rule(lambda rule: not rule.selective),
@@ -521,8 +521,8 @@ NODE_BUGS: tuple[NodeBug, ...] = (
         of_pod=lambda pod: any(each.template and not each.generated for each in pod.claims),
     ),
     NodeBug(
-        what="still expects an extended resource from a device plugin that is gone, while an old "
-        "pod there has a device of the plugin; delete that pod, or",
+        what="still expects an extended resource from a device plugin that is gone, until the old "
+        "pod that has a device of the plugin is deleted",
         link=f"{PULLS}141426",
         kubelets={36: None, 37: None},
         touches=_had_device_plugin,

@@ -108,7 +108,8 @@ class Code(StrEnum):
     """The kernel gave a device a different number after the containers started."""
 
     CLAIM_IN_USE = "ClaimInUse"
-    """A claim is being deleted, but is still reserved for pods."""
+    """A claim is being deleted, but is still reserved or allocated, or Kubernetes has not removed
+    its finalizer yet."""
 
     FINALIZER_HOLDS = "FinalizerHolds"
     """An object is being deleted, but a finalizer prevents it."""
@@ -288,8 +289,8 @@ _IN_COMMON: Mapping[Code, str] = {
 
 
 def cause_at_node(node: str | None, what: str, world: World) -> Cause | None:
-    """Return a cause on a node. The node may no longer exist, because users find the Events about
-    it by its name."""
+    """Return a cause on a node, or None if there is no node. The cause can be about a node that no
+    longer exists, because users find the Events about a node by its name."""
     if not node:
         return None
     facts = world.node(node)

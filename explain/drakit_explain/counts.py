@@ -44,7 +44,8 @@ POLICY = ("policy", f"{HOSTDEV}/policy")
 
 POOLS_AT_ONCE = 20
 CLAIMS_AT_ONCE = 5000
-"""How many claims to count before other tasks can run, which takes a few milliseconds."""
+"""How many pools, and how many claims, to count before other tasks can run. Either takes a few
+milliseconds."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -52,7 +52,8 @@ class TaintFacts:
     """
     A taint that new pods must tolerate, regardless of its age.
 
-    Taints that are only informative (effect None, or an unknown effect) are omitted.
+    Taints that are only informative (effect None, or an unknown effect) are omitted. Only a
+    DeviceTaintRule can contain one (see :attr:`.TaintRuleFacts.adds_taints`).
     """
 
     key: str
@@ -173,7 +174,7 @@ _MAX_SHARED = 4096
 """Maximum number of columns to cache, so that equal columns are the same object."""
 
 _MAX_UNPACKED = 64
-"""Maximum number of slices to keep unpacked: those that were read last."""
+"""Maximum number of slices to keep unpacked: those that were unpacked last."""
 
 
 class Group(NamedTuple):

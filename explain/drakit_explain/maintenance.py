@@ -128,7 +128,8 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
 
 
 def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
-    """Yield the names of a slice's devices in the bitmask that a node can use."""
+    """Yield the names of a slice's devices in the bitmask. If a node is given, yield only those
+    whose ``nodeName`` is this node."""
     for index in bits(matches & (1 << len(of.devices)) - 1):
         place = of.place
         if node and of.by_device:

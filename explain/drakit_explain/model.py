@@ -80,8 +80,7 @@ class Identified:
 
     @property
     def in_namespace(self) -> str:
-        """The namespace as a phrase in a sentence about the object. Empty for cluster-scoped
-        objects."""
+        """The namespace of the object. Empty for cluster-scoped objects."""
         return ""
 
     @property
@@ -331,7 +330,7 @@ class Request:
     admin_access: bool = False
     tolerations: tuple[Toleration, ...] = ()
     capacity: tuple[Amount, ...] = ()
-    """The capacity that each device must have left (API: ``capacity.requests``), sorted by name."""
+    """The amount of each capacity that a device must have left (API: ``capacity.requests``)."""
 
     alternatives: tuple[Request, ...] = ()
     """The alternatives (API: ``firstAvailable``). If there are any, one of them is allocated, and
@@ -364,8 +363,8 @@ def exact_requests(request: Request) -> list[tuple[str, Request]]:
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
-    """Return the requests with only their names, classes and counts, so that every verdict about
-    them is uncertain."""
+    """Return the requests with only their names, classes, counts and admin access, so that every
+    verdict about them is uncertain."""
     return tuple(
         Request(
             name=each.name,
@@ -524,7 +523,8 @@ class NamespaceFacts(Identified):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuotaFacts(Namespaced):
-    """A ResourceQuota without scopes. Quotas with scopes apply to pods, and do not limit claims."""
+    """A ResourceQuota. `hard` and `used` are empty for a quota with scopes, because it applies to
+    pods, and does not limit claims."""
 
     hard: tuple[Amount, ...] = ()
     used: tuple[Amount, ...] = ()
@@ -607,7 +607,8 @@ class PolicyFacts(Identified):
 
 
 class DeviceSelection(NamedTuple):
-    """The driver, pool and device names to select. An empty name matches all."""
+    """The names of the driver, pool, device, node and DeviceClass that devices must have. An empty
+    name matches all."""
 
     driver: str = ""
     pool: str = ""
@@ -707,7 +708,8 @@ class PolicyReport:
 
     conflicts: tuple[DeviceConflict, ...] = ()
     rejected: int = 0
-    """The number of devices that the policy matches, but that are not published."""
+    """The number of devices in the report that the policy matches, but that are not published. A
+    report lists at most 100 rejected devices."""
 
     rejected_example: str = ""
     """An example of a rejected device, with the reason."""

@@ -49,12 +49,12 @@ class NodeProblem(Enum):
 
 
 class Unusable(NamedTuple):
-    """The reason why a pod cannot use a node: a problem, and the taint or resource that causes
-    it."""
+    """The reason why a pod cannot use a node: a problem, and the taint, resource or claim that
+    causes it."""
 
     problem: NodeProblem
     detail: str = ""
-    """The name of the resource, or ``key`` or ``key=value`` of the taint."""
+    """The name of the resource or claim, or ``key`` or ``key=value`` of the taint."""
 
 
 def is_condition(taint: str) -> bool:
@@ -101,7 +101,8 @@ def resolved(
 
 
 def too_small(requests: Requests, free: Mapping[str, int]) -> Unusable | None:
-    """Return the first resource that a node has less of than a pod requests, or None."""
+    """Return the first resource for which a pod's request exceeds the free amount of a node, or
+    None."""
     for resource, amount in requests:
         if amount and amount > free.get(resource, 0):
             return Unusable(NodeProblem.RESOURCES, _ROOM if resource == "pods" else resource)

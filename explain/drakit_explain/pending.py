@@ -132,7 +132,8 @@ class Explanation:
     verdict: Verdict
     reasons: tuple[Reason, ...] = ()
     claim_reasons: tuple[Reason, ...] = ()
-    """Those of the `reasons` that affect only one claim, as sentences about the claim."""
+    """Those of the `reasons` that keep claims from being allocated, as one sentence for each
+    claim."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Nodes = field(default_factory=dict[str, "Unusable | None"])

@@ -130,8 +130,8 @@ def resolve(
         return Finding(
             code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
             what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
-            f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
-            f"server reports if it refuses it, or correct resourceClaimTemplateName"
+            f'does not exist in namespace "{pod.namespace}"; create it (if the API server rejects '
+            f"it, correct the reported error), or correct resourceClaimTemplateName"
             + _likely(each.template, world.of(TemplateFacts), pod.namespace),
         )
     if claim is None and template is not None and each.generated is None:
@@ -234,7 +234,8 @@ def _is_counted(pod: PodFacts, world: World) -> bool:
 
 
 def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
-    """Return the limits of a quota that a claim of this template would exceed, as a clause."""
+    """Return the first limit of a quota that a claim of this template would exceed, as a clause.
+    Empty if there is no such limit."""
     used = {amount.name: quantity_units(amount.quantity) for amount in quota.used}
     usage = _usage(template.requests)
     for hard in quota.hard:

@@ -240,8 +240,8 @@ class Verdicts:
         budget: Budget,
         changes: Changes = NO_CHANGES,
     ) -> int:
-        """Return a number that is the same for all nodes on which the claims get the same
-        result."""
+        """Return the number of a node's profile. On all nodes with the same number, the claims get
+        the same result."""
         return self._profile(self._ask(claims, node, budget, changes))
 
     def _ask(

@@ -19,7 +19,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
-from drakit_explain.availability import NOTHING, Tally, needed, not_tolerated
+from drakit_explain.availability import NOTHING, Hardware, Tally, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import (
@@ -49,12 +49,13 @@ MAX_CHANGES = 8
 MAX_REMEDIES = 3
 
 MAX_PLANNED = 4
-"""Maximum number of queries to plan at a time. After the first change that helps, no more are
-tried."""
+"""Maximum number of queries to plan at a time. After the first change of a kind that helps, no more
+changes of this kind are tried."""
 
 _STEPS_PER_CHANGE = 10
 _STEPS_PER_HOLDER = 3
-"""How many steps it costs to find the holder of a device with taints, counters or shares."""
+"""How many steps it costs to find the holders of a device, if the devices of a slice must be
+checked one by one: they have separate node selections, or claims have shares of devices."""
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -409,12 +410,15 @@ def _selected_device(device: DeviceID, selection: Selection, world: World) -> De
 
 
 def _free(driver: str, exact: Request, selection: Selection, node: str, world: World) -> str | None:
-    """Return a driver's free device that a request selects on a node. Shared devices are
-    excluded."""
+    """Return a driver's free device that a request selects on a node. Devices that can be shared
+    are excluded."""
+    hardware = Hardware(world)
     for pool in world.pools_of_node(world.views()[node]):
         for of in pool.slices if pool.identity.driver == driver else ():
             for index in bits(selection.of(of).matches & ~world.allocated_in(of)):
                 device = of.devices[index]
+                if not pool.reaches(of, index) or hardware.in_the_way(pool, device) is not None:
+                    continue
                 taints = world.taints(DeviceID(driver, of.pool, device.name), device)
                 if not device.kind.shareable and not not_tolerated(taints, exact.tolerations):
                     return device.name

@@ -242,7 +242,7 @@ def words_of(device: DeviceID, world: World) -> str | None:
     Return the message with which a driver reports a device as unhealthy. The message may be empty.
 
     Return None if the node's report does not contain the device, or does not contain it yet. Return
-    an empty string if there is no report to wait for.
+    an empty string if there is no report to wait for, or if the report is full.
     """
     report = report_of_device(device, world)
     if report is None:

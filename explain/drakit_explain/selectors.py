@@ -52,8 +52,8 @@ SELECTOR_SECONDS = 2.0
 """How long to wait for a result of one selector. The evaluator gives up on a selector after 1 s."""
 
 BATCH = 2_000
-"""How many devices to evaluate in one call of an evaluator. The call may also include the rest of
-the last slice."""
+"""Maximum number of devices in one call of an evaluator. :meth:`SelectorIndex.needed` returns about
+as many: it adds the rest of the last slice."""
 
 
 _ONE_DRIVER = re.compile(
@@ -62,7 +62,7 @@ _ONE_DRIVER = re.compile(
 
 
 def selector_of(owner: str) -> str:
-    """Return how a selector of a request, or of its class, is called as the subject of a clause."""
+    """Return the name of a selector of a request, or of its class, as the subject of a clause."""
     return OWN_SELECTOR if owner == THE_REQUEST else f"the selector of {owner}"
 
 
@@ -71,8 +71,8 @@ class Reads:
     """The facts that an expression reads, which determine its result together with the driver."""
 
     error: str = ""
-    """The reason why the expression does not compile. If so, it selects nothing, and no request can
-    use it."""
+    """The reason why the expression does not compile. Empty if it does. An expression that does not
+    compile selects nothing, and no request can use it."""
 
     everything: bool = False
     attributes: frozenset[str] = frozenset()

@@ -508,8 +508,8 @@ def _most(report: RequestReport, world: World) -> str:
 
 
 def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str:
-    """Return the features of a request's devices that the API server has dropped, in
-    parentheses."""
+    """If the API server drops one of these features, return the effect on a request's devices, in
+    parentheses. Empty if it is not known to drop any."""
     drivers = {driver for driver, _ in analysis.find_kinds(world)}
     said = dropped_fields(drivers, features, world)
     return f" ({said})" if said else ""

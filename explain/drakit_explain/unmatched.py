@@ -13,7 +13,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.devices import DeviceFacts, Version, unpacked
+from drakit_explain.devices import DeviceFacts, ListValue, Version, unpacked
 from drakit_explain.model import PolicyFacts, Request, SliceFacts
 from drakit_explain.pools import newest, place_includes
 from drakit_explain.reports import dropped_fields, policy_of_class
@@ -116,7 +116,9 @@ def uncounted(request: Request, world: World) -> str:
             except NotEvaluatedError:
                 continue
             if number and (why := _why_uncounted(of, world)):
-                devices = "1 device that matches is" if number == 1 else f"{number} that match are"
+                devices = f"{number} devices that match are"
+                if number == 1:
+                    devices = "1 device that matches is"
                 return f"{devices} in ResourceSlice {of.name} {why}"
     return ""
 
@@ -208,6 +210,9 @@ def _absent(texts: Collection[str], world: World) -> str:
         values, value = attributes.get(name), each["value"]
         if each["operator"] != "==" or value is None or not values or value in values:
             continue
+        # Lists, and values of unknown types, cannot be compared with a string.
+        if any(one is None or isinstance(one, ListValue) for one in values):
+            continue
         if "||" not in text or (text, name) not in possible:
             return _other_value(each, name, value, values)
     for each in tests:
@@ -248,7 +253,8 @@ def _published(
 
 
 def _other_value(access: re.Match[str], name: str, value: str, values: Collection[object]) -> str:
-    """Return a clause if no device has this value of an attribute, with the existing values."""
+    """Return a clause which states that no device has this value of an attribute, with the existing
+    values. If a value differs only by its type, return a clause about the quotes."""
     shown = {f'"{each}"' if isinstance(each, str) else f"{each}".lower() for each in values}
     if value in shown:
         read = access[0].partition("==")[0].strip()

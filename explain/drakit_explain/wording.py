@@ -43,7 +43,8 @@ _ADVICE = {
         "node"
     ),
 }
-"""The remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
+"""The remedies for drakit's own taints: those of the node plugin (see its ``devices/taints.py``),
+and the taint of a DeviceTaintRule that a DeviceDriver owns."""
 
 _RESOURCES = NodeProblem.RESOURCES.value
 _CONDITION = "condition"
@@ -251,7 +252,9 @@ def lacks(problem: Unusable | None) -> str:
     if problem is None:
         return ""
     rule = _RULES[problem.problem.value].format(problem.detail)
-    return f" ({rule.replace('they have', 'it has').replace('they are', 'it is')})"
+    rule = rule.replace("they have", "it has").replace("they are", "it is")
+    rule = rule.replace("excludes them", "excludes that node")
+    return f" ({rule.replace('their taint', 'the taint')})"
 
 
 def shown(expression: str) -> str:

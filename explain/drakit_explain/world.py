@@ -270,7 +270,8 @@ class World:
         return (place for place in self._slices_by_place if place != EVERYWHERE)
 
     def pools_of_node(self, node: NodeView) -> Sequence[NodePool]:
-        """Return the pools of a node, in the scheduler's order. Cached until a slice changes."""
+        """Return the pools of a node, in the scheduler's order. Cached until a slice, the node or
+        the version of Kubernetes changes."""
         if node.name not in self._pools:
             near = self._slices_by_place.get(node.name, {})
             shared = self._slices_by_place.get(EVERYWHERE, {})
@@ -342,7 +343,8 @@ class World:
         return self._devices
 
     def not_ready(self) -> Sequence[tuple[str, NodePool]]:
-        """Return the pools from which the scheduler does not allocate devices, sorted by node."""
+        """Return the pools from which the scheduler does not allocate devices, each with the name
+        of its node."""
         if self._not_ready is None:
             self._not_ready = [
                 (name, pool)
@@ -635,7 +637,8 @@ def _registration(fact: Fact | None) -> str:
 
 
 def _place_of(fact: SliceFacts) -> str:
-    """Return the node that a slice names. A slice with only counters may affect every node."""
+    """Return the node that a slice names. Return EVERYWHERE for a slice that contains counters,
+    because it may affect every node."""
     if fact.place is None or fact.counter_sets:
         return EVERYWHERE
     return fact.place.node

@@ -247,7 +247,7 @@ class NodePluginConfig(Settings):
 
     device_maintenance: bool = False
     """Whether the plugin reads DeviceMaintenances, and taints the devices of its drivers that are
-    in maintenance. It does so only in a cluster that does not serve DeviceTaintRules. The chart
+    in maintenance. It taints them only if the cluster does not serve DeviceTaintRules. The chart
     sets this to its value ``maintenance.enabled``."""
 
     pod_resources_socket: AbsolutePath | None = None

@@ -56,7 +56,7 @@ OTHER_PODS = "(others)"
 
 _GAUGES = {
     "claims_stuck": "Claims that have been preparing or unpreparing for a minute",
-    "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
+    "checkpoint_damaged": "1 if the checkpoint has lost entries since the driver became active",
     "checkpoint_unusable": "1 if the checkpoint is unusable, so that no claim can be prepared",
     "rejected_devices": (
         "Devices that cannot be published; their names are in Events about the Node"
@@ -79,7 +79,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.operation_seconds = self._histogram(
             "drakit_claim_operation_duration_seconds",
-            "Time from the kubelet's call to prepare or unprepare a claim until the response",
+            "Time from the request to prepare or unprepare a claim until the work on it ends",
             ("operation", "result"),
             buckets=_OPERATION_SECONDS,
         )
@@ -138,8 +138,9 @@ class Metrics:
         )
         self.pod_devices = self._gauge(
             "drakit_pod_devices",
-            "1 for each device that containers of a pod have by a claim, from the kubelet's list "
-            "of pods. Disabled by default; the chart's value metrics.podDevices enables it",
+            "1 for each device that containers of a pod have from a claim, according to the "
+            "kubelet's list of pods. Disabled by default; the chart's value metrics.podDevices "
+            "enables it",
             ("pool", "device", "pod_namespace", "pod_name"),
         )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}

@@ -66,7 +66,7 @@ class _Affected:
     The objects that a batch of changes affects.
 
     Changes that affect many objects are evaluated once per batch. Otherwise, thousands of slices
-    times thousands of pods would block the probes.
+    times thousands of pods would block the main loop.
     """
 
     def __init__(self, world: World) -> None:
@@ -89,7 +89,8 @@ class _Affected:
         include them."""
 
         self._pools: set[PoolID] = set()
-        """Pools that were added or deleted. Other nodes may have pools with the same name."""
+        """Pools of which a slice or the node was added or deleted. Other nodes may have pools with
+        the same name."""
 
     def _add(self, concern: str, names: Iterable[Name]) -> None:
         self.keys.update((Key(concern, name), None) for name in names)

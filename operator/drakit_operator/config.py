@@ -72,7 +72,8 @@ class Admission(Settings):
     """The admission webhook, which checks objects when they are written."""
 
     enabled: bool = False
-    """Whether each replica serves the webhook. The chart sets ``operator.admission.enabled``."""
+    """Whether each replica serves the webhook. The chart sets this to its value
+    ``operator.admission.enabled``."""
 
     listen: Address = "[::]:8443"
     """The address on which a replica serves the webhook over HTTPS."""
@@ -92,12 +93,13 @@ class Config(Settings):
     admission: Admission = Admission()
 
     host_device_policies: bool = True
-    """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""
+    """Whether the operator reconciles HostDevicePolicies. The chart sets this to its value
+    ``hostdev.enabled``."""
 
     restrict_namespaces: bool = False
     """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not, a
-    HostDevicePolicy that sets this field has no DeviceClass. The chart sets
-    ``hostdev.restrictNamespaces``."""
+    HostDevicePolicy that sets this field has no DeviceClass. The chart sets this setting to its
+    value ``hostdev.restrictNamespaces``."""
 
     device_maintenance: bool = False
     """Whether the operator reconciles DeviceMaintenances: it taints devices, and evicts the pods
@@ -105,7 +107,8 @@ class Config(Settings):
 
     driver_taints: bool = False
     """Whether the operator taints a driver's devices while its plugin is unavailable, if its
-    DeviceDriver sets ``taintAfterSeconds``. The chart sets ``operator.driverTaints.enabled``."""
+    DeviceDriver sets ``taintAfterSeconds``. The chart sets this to its value
+    ``operator.driverTaints.enabled``."""
 
     resync_period: Seconds = 300.0
     """How often the operator checks its permissions, the API versions and the feature gates, and

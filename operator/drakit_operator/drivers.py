@@ -3,7 +3,8 @@ Reconciles DeviceDrivers: creates one for each driver in the cluster, and writes
 
 All drivers are reconciled together, because one pass over the cluster's facts produces all of their
 rows. Passes are at least 5 s apart, and take only a limited part of the main loop's time.
-Therefore, the API server gets at most one status update in 5 s, and none while nothing changes.
+Therefore, the API server gets at most one status update for each driver in 5 s, and none while
+nothing changes.
 
 A condition becomes ``False`` only if a problem lasts, because updates of drivers and terminating
 pods cause short problems. If the condition is already ``False`` when a new leader starts, the
@@ -43,7 +44,7 @@ from drakit_explain.drivers import (
     Problem,
     driver_rows,
 )
-from drakit_explain.maintenance import NOT_LISTED, rule_of
+from drakit_explain.maintenance import NO_RULES, NOT_LISTED, rule_of
 from drakit_explain.model import DeviceID, DriverFacts, TaintRuleFacts
 from drakit_explain.pools import newest
 from drakit_explain.reports import MANAGED_BY, OPERATOR, project_driver
@@ -265,10 +266,7 @@ class DriverController:
         if TaintRuleFacts in self._world.hidden:
             return condition("Refused", NOT_LISTED)
         if not (version := self._rules_version()):
-            return condition(
-                "Unsupported",
-                "the cluster has no DeviceTaintRules: enable the feature gate DRADeviceTaintRules",
-            )
+            return condition("Unsupported", NO_RULES)
         wanted: list[DeviceID] = []
         for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)

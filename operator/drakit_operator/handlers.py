@@ -118,7 +118,7 @@ class Handlers:
         settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage()
         settings.posting.enabled = False  # the operator deduplicates its own Events
         # The Lease determines the leader, so peering is not needed. The kinds are known, so
-        # scanning is not either.
+        # scanning is not needed either.
         settings.scanning.disabled = True
         settings.networking.request_timeout = 30
         settings.networking.connect_timeout = 5

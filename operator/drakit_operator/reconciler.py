@@ -326,12 +326,12 @@ class Reconciler:
         """
         while True:
             async with AsyncExitStack() as turn:
-                if not urgent:  # yield before `get`, which decides whose turn it is
+                if not urgent:  # wait before `get`, which decides whose turn it is
                     await turn.enter_async_context(self._checking)
                 key = await self._queue.get(URGENT_CHECKS if urgent else CHECKS)
                 with request_scope(new_request_id()):
                     await self._reconcile(key, turn)
-            await asyncio.sleep(0)  # a long queue must not block the probes
+            await asyncio.sleep(0)  # a long queue must not block the main loop
 
     async def evaluate(self) -> None:
         """Evaluate the selectors of objects until canceled, one query at a time."""

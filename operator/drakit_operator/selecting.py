@@ -204,8 +204,8 @@ class SelectorEvaluation:
                 self._late.pop(expression, None)
 
     def lost(self, expressions: Sequence[str]) -> bool:
-        """Return whether results were dropped since `prepare` to make room for those of other
-        objects."""
+        """Return whether results were dropped, since `missing` returned no query, to make room for
+        those of other objects."""
         wanted = dict.fromkeys(expressions)
         if len(wanted) > MAX_OF_OBJECT:
             return False

@@ -3,7 +3,7 @@ Combines the Events about a cause that many objects share into one Event about a
 template, and one in each namespace.
 
 The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
-its own Event. Above that, the class, node or template gets one Event with the number of all
+its own Event. Otherwise, the class, node or template gets one Event with the number of all
 objects. The owners of the objects often cannot read this Event. Therefore, one object of each
 namespace represents the others: it keeps its own Event, and the Events of the others only name it.
 A cause is judged when it has stopped growing for a short time, because objects come in bursts: a

@@ -122,8 +122,8 @@ class Sources:
                 group.create_task(self._follow(kind), name=str(kind))
 
     def problem(self) -> str | None:
-        """Return a message about a kind whose absence makes all results uncertain, with the reason.
-        Return None if there is no such kind."""
+        """Return a message, with the reason, about a required kind or a kind of drakit that cannot
+        be listed, or about a kind that cannot be watched. Return None if there is no such kind."""
         now = asyncio.get_running_loop().time()
         for kind, (since, why) in self._errors.items():
             if kind.required or now - since > LASTING_SECONDS:
@@ -202,7 +202,7 @@ class Sources:
                 reading.result()
                 return "its reflector ended"
             if self._store.take_room(served.kind):
-                return "a namespace has room again for content that was refused"
+                return "there is room again for content that was refused"
             if served != await self._find(served.kind):
                 return "the API server serves it differently"
 

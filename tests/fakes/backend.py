@@ -1,7 +1,8 @@
 """
-A backend on a unix socket, served in the test's own loop, that does what a test says: also wrong.
+A backend on a Unix socket, served in the test's own loop. It does what a test tells it to do, even
+if that is wrong.
 
-Messages go as bytes, so that a test can send any.
+Messages are sent as bytes, so that a test can send any content.
 """
 
 from __future__ import annotations

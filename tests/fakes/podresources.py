@@ -37,7 +37,7 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         self.synced = True
         """Whether it has read its pods. If not, it lists none."""
         self.limit: int | None = None
-        """The number of concurrent calls, like the kubelet's rate limit; None for no limit."""
+        """The number of calls in a burst, like the kubelet's rate limit. None for no limit."""
         self._tokens, self._refilled = 0.0, 0.0
         self.knows_claims = True
         """Before 1.34 it does not, unless the feature gates are set."""

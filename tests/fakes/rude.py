@@ -1,4 +1,4 @@
-"""A driver that does what a driver must not do, at the word in a file of its directory."""
+"""A driver that breaks the rules for drivers, in the way that a file in its directory names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RudeConfig(DriverConfig):
 
 
 class Rude(Driver[RudeConfig]):
-    """Looks for `word`, and for the end of what it says: the word is another one."""
+    """Reads the file `word` repeatedly, and misbehaves in the way that it names."""
 
     name = "rude.example.com"
     config_type = RudeConfig

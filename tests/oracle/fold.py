@@ -113,7 +113,7 @@ class Scheduler:
         """Return the scheduler's answers, as `main.go` describes them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        worlds = [each.query(minor=self._minor) for each in situations]
+        worlds = [each.question(minor=self._minor) for each in situations]
         question = {"gates": situations[0].gates(minor=self._minor), "worlds": worlds}
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()

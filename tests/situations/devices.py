@@ -62,7 +62,7 @@ def claim_missing(s: Scene) -> Iterator[None]:
     Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
     words=(
         'ResourceClaimTemplate "disk" for pod claim "claim-0" does not exist',
-        "create it, correct what the API server reports if it refuses it, or correct",
+        "create it (if the API server rejects it, correct the reported error), or correct",
     ),
     unseen=True,
 )

@@ -88,7 +88,7 @@ def _add_explain(commands: Commands) -> None:
     )
     again = explain.add_mutually_exclusive_group()
     add_option(again, "-w --watch", "print the explanation again when it changes")
-    add_option(again, "--wait", "return when nothing waits, starts or is undecided")
+    add_option(again, "--wait", "return when nothing waits, starts, has a problem or is undecided")
     add_option(
         explain,
         "--timeout DURATION",

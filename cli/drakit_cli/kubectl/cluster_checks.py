@@ -408,7 +408,7 @@ def check_kubernetes(found: Gathered) -> Iterator[Finding]:
 
 def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     """
-    Report the checks that were not possible, with the missing permission for each.
+    Report the checks that were not possible, each with a remedy, such as the missing permission.
 
     :param viewer: the name of the chart's ClusterRole for viewers, or an empty string.
     """

@@ -99,8 +99,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
         return found, describe(pool, row, published, found)
 
     found, device = fetch(options, ask)
-    if found.lacks_all(SLICES):
-        raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == SLICES.plural))
+    found.require(SLICES)
     rows, are_devices = devices.selected(found, options.name)
     if options.name and not rows:
         raise MissingError(f'no driver, pool or device is named "{options.name}"')
@@ -227,8 +226,7 @@ def _quota(options: argparse.Namespace, output: Output) -> int:
         return namespace, await gather(session, (CLASSES,), namespace=namespace)
 
     namespace, found = fetch(options, ask)
-    if found.lacks_all(CLASSES):
-        raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == CLASSES.plural))
+    found.require(CLASSES)
     device_class = found.world.device_class(options.device_class)
     if device_class is None:
         raise MissingError(f'no DeviceClass has the name "{options.device_class}"')

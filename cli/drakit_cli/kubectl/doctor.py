@@ -2,7 +2,7 @@
 ``kubectl drakit doctor``: findings about a cluster, each with a remedy.
 
 A *problem* prevents pods from getting devices, or a release from working. A *note* describes a
-state that may be intended. Only problems cause the exit code 1.
+state that may be intended. By default, only problems cause the exit code 1.
 
 The doctor checks only what the API shows. The API does not show which drivers a kubelet has
 registered, except in the readiness and the reports of drakit's node plugin. Does not depend on

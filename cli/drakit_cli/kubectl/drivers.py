@@ -72,7 +72,7 @@ class Drivers:
         return self.found.world.of(DriverFacts).get(Name("", row.name))
 
     def _since(self, row: DriverState) -> str:
-        """Return since when the operator has reported a problem."""
+        """Return the start time of the problem that the operator reports, or an empty string."""
         facts = self._facts(row)
         conditions = children(facts.status, "conditions") if facts is not None else ()
         for each in conditions if row.problems else ():

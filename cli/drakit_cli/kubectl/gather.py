@@ -160,9 +160,18 @@ class Gathered:
         return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
 
     def lacks_all(self, kind: Kind) -> bool:
-        """Return whether all objects of a kind are unknown, because the user is not allowed to list
-        any of them."""
-        return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
+        """Return whether all objects of a kind are unknown."""
+        return self.failed_list(kind) is not None
+
+    def failed_list(self, kind: Kind) -> Gap | None:
+        """Return the gap of a kind whose objects could not be listed, or None."""
+        return next((gap for gap in self.gaps if gap.kind == kind.plural and not gap.where), None)
+
+    def require(self, *kinds: Kind) -> None:
+        """Raise :class:`UnreachableError` if the objects of a kind could not be listed."""
+        for kind in kinds:
+            if failed := self.failed_list(kind):
+                raise UnreachableError(failed.what)
 
 
 async def read_pages(

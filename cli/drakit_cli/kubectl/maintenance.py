@@ -129,9 +129,7 @@ async def _select(
     """Return the devices that a maintenance would select, and the facts of the given kinds."""
     found = await gather(session, kinds, namespace=namespace)
     name = wanted.selection.device_class
-    for kind in (SLICES, CLASSES) if name else (SLICES,):
-        if found.lacks_all(kind):
-            raise UnreachableError(f"no permission to list {kind.word}")
+    found.require(SLICES, *((CLASSES,) if name else ()))
     of_class = found.world.device_class(name)
     selectors = of_class.selectors if of_class is not None else ()
     found = await with_gates(session, await with_release(session, found), selectors)

@@ -152,7 +152,7 @@ def read_documents(content: str, namespace: str) -> tuple[list[Document], set[st
     other objects that the API server looks up for a pod.
 
     :param namespace: the namespace of objects that do not name one.
-    :raises UsageError: the manifest is malformed, or does not contain a pod.
+    :raises UsageError: the manifest is malformed, or contains no object that can be explained.
     """
     try:
         # Convert all values to JSON types.

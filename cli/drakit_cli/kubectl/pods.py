@@ -33,8 +33,8 @@ from drakit_explain.projection import project_pod
 from drakit_formats.resource.objects import Object, child, children, text
 
 SETTLE_SECONDS = 5.0
-"""How long a pod must not have changed to be settled: by then, the kubelet and controllers have had
-time to act."""
+"""A pod that has not changed for this long is settled: the kubelet and controllers have had time to
+act."""
 
 DELETION_SECONDS = 30.0
 """How long after its grace period a pod that is being deleted is settled."""

@@ -84,7 +84,7 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
 
 
 MAX_ASKED = 3
-"""Maximum number of pods with devices to read the phase of."""
+"""Maximum number of pods with devices whose phase is read."""
 
 
 async def _ended_holders(session: Session, report: Report) -> list[str]:
@@ -290,8 +290,9 @@ async def _gather_one(
     if fact is not None:
         found = await with_release(session, found)
         return found, fact
-    if found.lacks_all(kind):
+    if failed := found.failed_list(kind):
         where = "/".join(filter(None, name))
-        raise UnreachableError(f"no permission to read {target.kind.word} {where}")
+        denied = f"no permission to read {target.kind.word} {where}"
+        raise UnreachableError(denied if failed.forbidden else failed.what)
     inside = f' in namespace "{namespace}"' if kind.namespaced else ""
     raise MissingError(f'{target.kind.word} "{target.name}" does not exist{inside}')

@@ -51,7 +51,8 @@ KEY_SECONDS = 0.0001
 waiting."""
 
 MANY_OWNERS = 1000
-"""Maximum number of accounts to keep before those with full credit are dropped."""
+"""The number of accounts above which those with full credit are dropped. It is raised if many
+accounts remain."""
 
 OUTDATED = 1000
 """Maximum number of outdated entries to keep in the heap, in addition to one per waiting key. Each
@@ -68,7 +69,7 @@ class FairShare:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._reached = 0.0
-        """How much time the owner had used whose turn came last. It never decreases."""
+        """The time that the owner whose turn came last had used by then. It never decreases."""
 
         self._many = MANY_OWNERS
 
@@ -140,7 +141,7 @@ class WorkQueue(Generic[Key]):
         self._lanes: dict[str, _Lane[Key]] = {name: _Lane() for name in lanes}
         self._ready_keys: set[Key] = set()
         self._waiting: dict[Key, float] = {}  # the time at which each key is due
-        # A heap; entries whose keys are not in `_waiting` are outdated.
+        # A heap; an entry is outdated unless `_waiting` has the same time for its key.
         self._due: list[tuple[float, int, Key]] = []
         self._numbers = count()  # tiebreakers, so that keys with the same time are not compared
         self._timer: asyncio.TimerHandle | None = None  # one timer for all keys

@@ -256,9 +256,9 @@ def error_of_status(
     """Return the error for a ``Status`` object from a response or a watch's ERROR event."""
     code = code or int(_number(status.get("code")) or 500)
     reason = str(status.get("reason") or "Unknown")
-    found = status.get("details")
+    found = cast("object", status.get("details"))
     # A proxy can return any JSON.
-    details = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+    details = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {})
     kind = _CLASSES.get(code, UnavailableError if code >= 500 else ApiError)
     if reason == "AlreadyExists":
         kind = AlreadyExistsError

@@ -350,7 +350,7 @@ class Session:
     ) -> dict[str, Any]:
         """Apply an object on the server side. Take ownership of exactly these fields, even if
         another client owns them now, and create the object if it is missing. For `dry_run` see
-        `create`. Unknown fields are rejected."""
+        `create`. A dry run also rejects unknown fields."""
         response = await self._request(
             "PATCH",
             path,

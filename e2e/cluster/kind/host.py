@@ -36,7 +36,7 @@ UNVISITED_DEVICES = frozenset({"pts", "shm", "mqueue", "hugepages", "fd"})
 go."""
 
 OTHER_CLUSTERS = re.compile(r"\bdk[0-9a-f]{8}|/?drakit-[0-9a-f]{8}-|/var/lib/drakit-rig")
-"""The variable that names a local cluster (:mod:`e2e.cluster.local.names`)."""
+"""Matches names of local clusters' links, cgroups and folders (:mod:`e2e.cluster.local.names`)."""
 
 PROGRAMS = ("dockerd", "docker-proxy", "containerd", "containerd-shim", "runc", "kubelet")
 """Prefixes of the names of an engine's processes."""

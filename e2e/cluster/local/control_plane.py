@@ -81,7 +81,7 @@ class ControlPlane:
         self.box.stop(Component.API_SERVER, timeout_seconds=STOP_SECONDS)
 
     def start_component(self, component: Component) -> None:
-        """Start a stopped component, and wait until the API server is ready."""
+        """Start a stopped component. If it is the API server, wait until it is ready."""
         self._spawn(component)
         if component is Component.API_SERVER:
             self.wait_ready()

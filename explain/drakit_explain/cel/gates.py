@@ -122,7 +122,7 @@ async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, boo
         async with asyncio.timeout(READ_SECONDS):
             return await _read(session, path)
     except TimeoutError:
-        why = f"{path} of the API server is not read within {READ_SECONDS:.0f} s"
+        why = f"{path} of the API server could not be read within {READ_SECONDS:.0f} s"
         raise GatesUnknownError(why) from None
 
 

@@ -4,10 +4,11 @@ The helper program ``drakit-cel``: Kubernetes' own CEL compiler and allocator, u
 There is a build for each minor version of Kubernetes (``drakit-cel-1.37``).
 
 Each message in either direction is one line of JSON (``operator/cel/main.go``). The program is
-stateless: if it dies, hangs or returns a malformed response, it is replaced, and the query is sent
-once more. A new process must first respond to an empty query, which shows whether the program or
-the query is the cause of a failure. If it is the program, the next start is delayed by a backoff.
-If it is the query, other queries still get responses.
+stateless: if it dies or returns a malformed response, it is replaced, and the query is sent once
+more. If it does not respond in time, it is replaced, but the query is not sent again. A new process
+must first respond to an empty query, which shows whether the program or the query is the cause of a
+failure. If it is the program, the next start is delayed by a backoff. If it is the query, other
+queries still get responses.
 
 Does not depend on slices or claims.
 """
@@ -119,8 +120,8 @@ def find_helper(
 def find_release(
     minor: str, environ: Mapping[str, str] = os.environ, *, included: Path = INCLUDED
 ) -> Path | None:
-    """Find the program for exactly this minor version: next to the one in ``DRAKIT_CEL``, in this
-    package, or on the ``PATH``."""
+    """Find the program for exactly this minor version. If ``DRAKIT_CEL`` is set, it must be next to
+    that program. Otherwise, it must be in this package or on the ``PATH``."""
     name = f"{NAME}-{minor}"
     if named := environ.get("DRAKIT_CEL"):
         program = Path(named).with_name(name)

@@ -71,7 +71,7 @@ class Step(Enum):
     REPEAT = "repeat"
     """Prepare again: the work did not finish, the node rebooted, or the entry was rebuilt."""
     CONFIRM = "confirm"
-    """The claim is prepared. Only verify that its CDI file exists."""
+    """The claim is prepared. Only verify the claim and its CDI file."""
     UNDO = "undo"
     """An unprepare has begun. Finish it first. After that, the claim is new."""
 

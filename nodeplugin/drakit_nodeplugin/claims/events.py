@@ -3,9 +3,9 @@ Events on a claim, which report its failures on this node to its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
 unprepared. This module reports both on the claim, where the Events remain visible after the pod is
-gone. It reports only problems that a user can act on, and repeats the same message on a claim after
-ten minutes at the earliest. One example is a device that got a different number while its claim was
-prepared. Transient failures and slow work are reported only after three minutes, and success only
+gone. It reports only problems that a user can act on, such as a device that got a different number
+while its claim was prepared. It repeats the same message on a claim after ten minutes at the
+earliest. Transient failures and slow work are reported only after three minutes, and success only
 after a reported failure. Claims do not wait for Events, which are written from a bounded queue.
 
 Does not depend on gRPC.
@@ -47,7 +47,8 @@ MAX_WAITING = 256
 hundred pods."""
 
 MAX_REMEMBERED = 2048
-"""Maximum number of claims whose failures to remember. The oldest are forgotten first."""
+"""Maximum number of failures to remember, one per claim and operation. The oldest are forgotten
+first."""
 
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
 """Reasons that are usually transient, for example because the API server is busy."""

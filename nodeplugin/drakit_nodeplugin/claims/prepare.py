@@ -94,7 +94,8 @@ class _Due:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """A claim as returned by the API server, with its current entry."""
+    """A claim to prepare, with its current entry. If the API server did not return the claim, `new`
+    is also the entry."""
 
     work: ClaimWork
     new: StoredClaim
@@ -322,8 +323,8 @@ class Preparing(Unpreparing):
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
             cause = (
-                "the devices of the previous allocation are still in use, because their driver is "
-                "unavailable; the kubelet retries"
+                "the devices of the previous allocation are still held, because their driver is "
+                "unavailable or is still releasing them; the kubelet retries"
             )
             self._refuse(wanted.work, DriverFailedError(claim=str(wanted.old), cause=cause))
         else:
@@ -335,8 +336,8 @@ class Preparing(Unpreparing):
         """Prepare claims with the driver: store the intent, call the driver, store the result,
         write CDI files."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
-            # Refuse claims that cannot be prepared before anything is stored. Otherwise, no driver
-            # could confirm the rollback.
+            # Refuse the claims now, before anything is stored. Otherwise, no driver could confirm
+            # the rollback.
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return

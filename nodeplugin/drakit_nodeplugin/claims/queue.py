@@ -239,7 +239,7 @@ class ClaimQueue:
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet has forgotten, unless its entry has changed since it
-        was read. Return whether the entry is gone."""
+        was read. Return whether this call removed the entry."""
         if not self.take(stale.uid):
             return False
         return await self._shield(

@@ -363,7 +363,8 @@ LABELS_SECONDS = 4.0
 """Time limit for reading the node's labels, which node selectors of claims need."""
 
 AGAIN_SECONDS = 60.0
-"""Pause after an attempt in which the kubelet did not list all of its pods."""
+"""Pause after an attempt that is not final, for example because the kubelet did not list all of its
+pods."""
 
 ATTEMPTS = 10
 """Maximum number of attempts without a response from the kubelet. A site may deny access to the
@@ -479,7 +480,7 @@ class Rebuilder:
             async with asyncio.timeout(REBUILD_SECONDS):
                 rebuilt = await self._rebuild()
         except TimeoutError:
-            rebuilt = Rebuilt(error=f"it took longer than {REBUILD_SECONDS:g} s")
+            rebuilt = Rebuilt(error=f"the rebuild took longer than {REBUILD_SECONDS:g} s")
         except (CheckpointError, OSError) as error:
             rebuilt = Rebuilt(error=str(error))
         logger.warning(

@@ -50,8 +50,8 @@ FETCH_SECONDS = 5.0
 """Time limit for reading a claim from the API server. No call waits for it."""
 
 COLLECT_SECONDS = 40.0
-"""Time limit for one unprepare, as for a kubelet call. Unfinished work continues later, from the
-checkpoint."""
+"""Time limit for one unprepare, as for a kubelet call. Unfinished work continues in the claim
+queue."""
 
 
 class StaleReason(StrEnum):
@@ -111,7 +111,7 @@ PARALLEL = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Suspect:
-    """An entry that was found to be stale, and still was in all later checks with a response."""
+    """An entry that was stale in one check, and in every later check that got a response."""
 
     generation: int
     reason: StaleReason
@@ -142,8 +142,8 @@ class StaleCollector:
         """
         Create a collector. `registered` is set once the kubelet has registered the driver. Each
         check calls `remove_orphans` first. `unprepare` is called with an entry as it was read, and
-        returns whether the entry is gone. If the entry has since changed, `unprepare` must leave it
-        alone.
+        returns whether it removed the entry. If the entry has since changed, `unprepare` must leave
+        it unchanged.
         """
         self._driver = parts.driver
         self._node = parts.node

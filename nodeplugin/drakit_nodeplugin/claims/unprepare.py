@@ -61,7 +61,8 @@ class Unpreparing:
     def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
         self.rebuilt = asyncio.Event()
-        """Set once a damaged checkpoint has been rebuilt."""
+        """Set once the first attempt to rebuild a damaged checkpoint has ended, even if it has
+        failed."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         """Unprepare claims for the kubelet, using only the checkpoint. Unprepare succeeds for an
@@ -92,8 +93,8 @@ class Unpreparing:
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
-        Wait until a damaged checkpoint has been rebuilt. If that takes too long, set errors for the
-        requested work, and return False.
+        Wait for the first attempt to rebuild a damaged checkpoint. If that takes too long, set
+        errors for the requested work, and return False.
 
         Devices whose entry is missing must not be prepared for other claims, and must not be
         reported as unprepared.
@@ -143,7 +144,7 @@ class Unpreparing:
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Undo a claim that the kubelet will not unprepare, unless its entry has changed since it
-        was read. Return whether the entry is gone."""
+        was read. Return whether this call removed the entry."""
         claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
         if claim is None or claim.generation != stale.generation:
             return False

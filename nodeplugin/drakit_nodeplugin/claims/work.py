@@ -146,8 +146,8 @@ class ClaimWork:
     finished: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Resolved with the result. Several calls may wait for it, so canceling one of them must not
-    cancel the future."""
+    """Resolved once the result is set. Several calls may wait for it, so canceling one of them must
+    not cancel the future."""
 
     step_seconds: dict[Step, float] = field(default_factory=dict[Step, float])
     """The time spent in each step so far, in seconds. Once the result is set, the sum is the
@@ -273,7 +273,8 @@ async def call_driver(
             keys={key for place in free for key in place.keys},
             batch=[item for place in free for item in place.batch],
         )
-        # Enter calls that need not wait first, because waiting calls may need the same hardware.
+        # First, enter the calls that need not wait, because the other calls may need the same
+        # hardware.
         places = [*([together] if free else ()), *(each for each in places if each not in free)]
     for place in places:
         parts.order.enter(place)
@@ -311,8 +312,8 @@ async def _call(
     Make one call when it is its turn. The wait, or the call, is canceled when all of its claims are
     abandoned. The call is also canceled when it times out.
 
-    A canceled call keeps its place until it has ended, because its cleanup may undo changes before
-    the next call can start.
+    A canceled call keeps its place until it has ended, because its cleanup may still undo changes,
+    and the next call must not start before that.
     """
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(None if place.behind else CALL_SECONDS)

@@ -126,7 +126,7 @@ def create_directories(paths: SocketPaths) -> None:
     """
     try:
         private_directory(paths.data)
-        # The kubelet's own directory, if it exists.
+        # The kubelet usually creates this directory, whose mode then remains unchanged.
         paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         _wait_for_predecessor(paths)
         remove_sockets(paths)

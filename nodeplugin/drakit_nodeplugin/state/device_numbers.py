@@ -12,7 +12,7 @@ only the same device of the same driver can share their numbers.
 Device numbers belong to the node rather than to a driver, so all drivers in a process share one
 in-memory :class:`HeldNumbers`. Their checkpoints fill it when they open, and change it together
 with their rows. Identities of different drivers differ even if their strings are equal, so two
-drivers cannot publish the same identified hardware to two claims. Numbers from an earlier boot are
+drivers cannot give the same identified hardware to two claims. Numbers from an earlier boot are
 ignored. While another instance of the plugin is active for a driver, the driver's numbers are those
 that were read when this instance began to wait for the hand-over.
 

@@ -189,14 +189,15 @@ def _is_full(held: HeldDevice, content: PoolContent) -> bool:
 
 
 def _least(capacity: str | Capacity) -> int:
-    """Return the smallest amount of a capacity that a claim can request."""
+    """Return the smallest amount of a capacity that a share consumes. For a capacity without a
+    request policy, return the whole capacity, although claims can request any amount of it."""
     if isinstance(capacity, str):
         return quantity_units(capacity)
     if capacity.valid_range is not None:
         return quantity_units(capacity.valid_range.min)
     if capacity.valid_values:
         return quantity_units(capacity.valid_values[0])
-    # If claims can divide a capacity freely, the smallest amount is one unit.
+    # If a policy has only a default, claims can request any amount, and the smallest is one unit.
     return quantity_units(capacity.value) if capacity.default is None else 1
 
 

@@ -21,7 +21,7 @@ After a crash between steps 2 and 4, the next start finishes them, so no crash l
 A row is copied if its checksum is correct. Rows are read from both ends up to the damage.
 :mod:`drakit_nodeplugin.claims.recovery` restores the rest.
 
-Only the driver's active instance may open its database. Environment errors (no space, no
+Only the driver's active instance may call :func:`open_database`. Environment errors (no space, no
 permission, a read-only file system) do not cause a quarantine, which would lose the claims. A
 damaged row of an endpoint is only dropped. Functions block. The module does not depend on asyncio.
 """
@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit.layout import private_directory, private_file
+from drakit.text import plural
 from drakit_nodeplugin.state import rows, schema
 from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 
@@ -160,7 +161,7 @@ def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
             uids = rows.uids(connection)
             damage = remembered_damage(connection)
             if damage is None and (lost := _lost(uids, without_entry)):
-                damage = f"it has no entry for the CDI files of {len(lost)} claims"
+                damage = f"it has no entry for {plural(len(lost), 'CDI file')}"
                 _record_damage(connection, damage)
                 logger.error(
                     "checkpoint lost entries",

@@ -396,7 +396,7 @@ def _complete_rebuilt(
     connection: sqlite3.Connection, claims: Collection[StoredClaim], hardware: Hardware
 ) -> None:
     """
-    Add the consumption of their devices to rebuilt rows that block claims.
+    Complete rebuilt rows that may block claims: add the consumption of the rows' devices.
 
     The generations of these rows do not change, because only the knowledge about the claims
     changes.

@@ -44,9 +44,9 @@ changed. Another such write is allowed each minute, so that a node whose problem
 cause a write each second."""
 
 SHARE = 20
-"""A policy's status is computed again only after at least this many times as long as the statuses
-of all policies take, so that they take at most a twentieth of the main loop's time. With 5,000
-reports, one status takes about 20 ms."""
+"""The pause before a policy's status is computed again is this many times the time that the
+statuses of all policies take, but at most `WRITE_SECONDS`. Therefore, they usually take at most a
+twentieth of the main loop's time. With 5,000 reports, one status takes about 20 ms."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """
-Drivers that break one rule of the contract each, and the one that breaks none.
+Drivers that each break one rule of the contract, and one driver that breaks none.
 
-:mod:`.tidy` is the driver that all of them are but for one fault; they stand by the subject of
-their fault in :mod:`.publishing`, :mod:`.preparing`, :mod:`.unpreparing` and :mod:`.sharing`.
+The driver in :mod:`.tidy` follows all rules. The others differ from it by one fault, and are
+grouped by its subject: :mod:`.publishing`, :mod:`.preparing`, :mod:`.unpreparing`, :mod:`.sharing`
+and :mod:`.vanishing`. :mod:`.backend` is a backend as a separate process.
 """

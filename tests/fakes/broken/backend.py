@@ -1,9 +1,9 @@
 """
-A backend as a program, for what only a process of its own can get wrong:
-``python -m tests.fakes.broken.backend SOCKET NOTES``.
+A backend as a program, for faults that only a separate process can have:
+``python -m tests.fakes.broken.backend SOCKET [NOTES]``.
 
-It notes what is prepared in the directory NOTES, and unprepares nothing else; without one it
-forgets at its end what is prepared.
+It records the prepared claims in the directory NOTES, and fails to unprepare any other claim.
+Without the directory, it forgets the prepared claims when it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drivers for which one claim of a device is as good as the other."""
+"""Drivers that confuse the claims that share a device."""
 
 from __future__ import annotations
 

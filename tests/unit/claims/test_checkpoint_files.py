@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drakit.text import plural
 from drakit_nodeplugin.state import quarantine, rows, schema
 from drakit_nodeplugin.state.checkpoint import (
     Checkpoint,
@@ -226,7 +227,7 @@ def damage_the_log(path):
 async def test_missing_rows_are_damage_if_there_are_cdi_files(path, harm):
     await fill(path)
     harm(path)
-    damage = "it has no entry for the CDI files of 2 claims"
+    damage = "it has no entry for 2 CDI files"
     async with opened(path, files=Files("uid-000", "uid-001")) as checkpoint:
         assert checkpoint.damage == damage
     assert (await reopen(path))[1] == damage
@@ -271,7 +272,7 @@ async def test_readable_rows_of_a_damaged_log_are_kept_and_cdi_files_show_the_re
     everything = {f"uid-{n:03}" for n in range(CLAIMS)}
     async with opened(path, files=Files(*everything)) as checkpoint:
         lost = CLAIMS - len(claims)
-        assert checkpoint.damage == f"it has no entry for the CDI files of {lost} claims"
+        assert checkpoint.damage == f"it has no entry for {plural(lost, 'CDI file')}"
 
 
 async def test_a_transaction_that_a_crash_cut_is_no_damage(path, tmp_path):

@@ -451,8 +451,8 @@ async def test_the_call_that_opens_a_checkpoint_without_its_entries_is_refused(
     first, second = await asyncio.gather(
         plugin.unprepare(reference(A)), plugin.unprepare(reference(B))
     )
-    assert "no entry for the CDI files of 1 claims" in first[A]
-    assert "no entry for the CDI files of 1 claims" in second[B]
+    assert "no entry for 1 CDI file" in first[A]
+    assert "no entry for 1 CDI file" in second[B]
     assert len(plugin.files()) == 1, "from which the entry is rebuilt"
     waits = asyncio.create_task(plugin.unprepare(reference(A)))
     await asyncio.sleep(0.01)

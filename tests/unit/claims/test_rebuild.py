@@ -434,7 +434,7 @@ async def test_a_checkpoint_that_fails_is_reported_and_not_raised(plugin, claims
 async def test_a_kubelet_that_never_answers_ends_the_rebuild(plugin, kubelet, rebuild, monkeypatch):
     monkeypatch.setattr(recovery, "REBUILD_SECONDS", 0.05)
     kubelet.listed = asyncio.Event().wait
-    assert await rebuild(plugin) == Rebuilt(error="it took longer than 0.05 s")
+    assert await rebuild(plugin) == Rebuilt(error="the rebuild took longer than 0.05 s")
 
 
 @pytest.mark.parametrize(

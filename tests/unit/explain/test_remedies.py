@@ -460,6 +460,15 @@ def test_a_device_of_another_claim_does_not_replace_one_that_is_gone():
     assert moved(sticks("n2", stick("zigbee-2")), taken) == ""
 
 
+def test_a_partition_of_used_hardware_does_not_replace_a_device_that_is_gone():
+    card = (CounterSetFacts(name="card", counters=(Amount("slots", "1"),)),)
+    parts = [replace(stick(name), consumes=card) for name in ("zigbee-2", "zigbee-3")]
+    of_node = replace(sticks("n2", *parts, stick("zigbee-4")), pool_slices=2)
+    counters = replace(of_node, name="c", uid="c", devices=(), counter_sets=card)
+    taken = replace(holding("other"), devices=(DeviceID(HOSTDEV, "n2", "zigbee-3"),))
+    assert moved(of_node, counters, taken) == FREE.replace("zigbee-2", "zigbee-4") + SETTING
+
+
 def test_a_node_that_the_pod_cannot_use_has_no_device_for_it():
     pod = replace(RUNNING, placement=Placement(node_selector=(("room", "lab"),)))
     assert moved(sticks("n2", stick("zigbee-2")), pod=pod) == ""

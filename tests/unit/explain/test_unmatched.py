@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import CapacityFacts, Version
+from drakit_explain.devices import CapacityFacts, ListValue, Version
 from drakit_explain.model import PolicyFacts
 from drakit_explain.reports import HOSTDEV
-from drakit_explain.unmatched import why_it_fails
+from drakit_explain.unmatched import why_it_fails, why_unmatched
 from tests.fakes.world import ANY, POD, claim, device, explain, node, request, slice_on, world_of
 
 MODEL = {"model": "NVIDIA A100-SXM4-40GB", "numa": 0}
@@ -60,6 +60,13 @@ def test_a_selector_that_selects_nothing_names_what_no_device_has(selector, why)
     world = world_of(ANY, node("n1"), devices, claim(request(selectors=(selector,))))
     (reason,) = explain(POD, world).reasons
     assert reason.text.endswith(f"; {why}")
+
+
+def test_a_string_is_not_compared_with_a_list():
+    ports = {"ports": ListValue("strings", ("a", "b"))}
+    world = world_of(ANY, slice_on("n1", device("g0", attributes=ports)))
+    asked = request(selectors=('device.attributes["d"].ports == "c"',))
+    assert "they have" not in why_unmatched(asked, world)
 
 
 def test_the_attributes_of_all_devices_are_compared():

@@ -176,6 +176,15 @@ async def test_a_cordon_needs_no_more_than_slices_and_classes(lab, run):
     assert "no permission to list DeviceClasses" in error
 
 
+async def test_a_cordon_whose_devices_cannot_be_listed_has_the_reason(lab, run):
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    lab.fail("*", path, status=500, reason="No", message="the disk is full", times=100)
+    code, _, error = await run("cordon", "n1-a")
+    assert code == 3
+    assert "the disk is full" in error
+    assert "no permission" not in error
+
+
 # ------------------------------------------------------------ the preview
 
 

@@ -286,7 +286,7 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedD
     if len(every_edits) > count:
         raise DriverError(_fault("returned edits for more devices than the claim has"))
     if devices and len(devices) != len(every_edits):
-        raise DriverError(_fault("returned numbers of devices and edits that differ"))
+        raise DriverError(_fault("returned different numbers of devices and edits"))
     converted: list[PreparedDevice] = []
     for index, raw in enumerate(every_edits):
         edits = parse(pb.Edits, raw)
@@ -383,8 +383,8 @@ def claim_message(item: AllocatedClaim, published: Published | None = None) -> p
 
 def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
     for name, value in device.attributes.items():
-        # Ignore a device that cannot be converted: one that was rejected because of an attribute
-        # without a value can still be allocated.
+        # If an attribute cannot be converted, leave its value empty: a device that was rejected
+        # because of an attribute without a value can still be allocated.
         with suppress(TypeError):
             message.attributes[name].CopyFrom(attribute_message(value))
     for name, amount in device.capacity.items():

@@ -196,7 +196,8 @@ class BackendConnection(BackendClaims):
     # ------------------------------------------------------------ devices
 
     async def inventories(self) -> AsyncIterator[Update]:
-        """Yield the backend's reports until it ends. Raises :class:`ConnectionEndedError`."""
+        """Yield the backend's reports. Raises :class:`ConnectionEndedError` when the connection
+        ends."""
         while True:
             raw, health = await self._latest.next()
             turns = Turns()
@@ -467,9 +468,9 @@ _TRAITS = DriverTraits(
     claim_data=True,
 )
 """All backends have the same traits, because the traits must be known even without a connection. A
-method that a backend does not implement costs one call per connection. Only two traits differ: the
-entry's policies, and whether a backend needs claim data. Until the latter is known, the data is
-read."""
+method that a backend does not implement costs one call per connection. Three traits differ: the
+entry's policies, whether a backend needs claim data, and whether containers get metadata files.
+Until it is known whether a backend needs claim data, the data is read."""
 
 
 class BackendSource:

@@ -301,7 +301,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ queries
 
     def place(self, driver: str) -> str:
-        """Return where a driver's backend registers, as the end of a sentence."""
+        """Return the reason why a driver does not have a socket, as the end of a sentence."""
         entry = self._entries.get(driver)
         if entry is None:
             return (
@@ -356,8 +356,8 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """Record that a driver is no longer hosted. It is reported again when its backend
-        appears."""
+        """Record that a driver is no longer hosted. The next scan reports the driver again if it
+        still has a backend."""
         self._appeared.discard(driver)
         self._hurry.set()
 
@@ -448,7 +448,7 @@ class BackendDirectory:
             candidate.task.cancel()
 
     def _release(self, candidate: _Candidate) -> None:
-        """Give the name of a candidate to the next candidate that wants it."""
+        """Release the name of a candidate, and make the candidates that want the name due."""
         name, candidate.driver = candidate.driver, None
         if name is None:
             return

@@ -228,7 +228,7 @@ def _health(word: str, resource: str) -> Health:
     if word == HEALTHY:
         return Health.healthy()
     shown = "Unhealthy" if word == "Unhealthy" else f"{quoted(word)}, which is not Healthy"
-    return Health.unhealthy(f"the device plugin of {resource} reports that it is {shown}")
+    return Health.unhealthy(f"the device plugin of {resource} reports that the device is {shown}")
 
 
 # ------------------------------------------------------------ device names

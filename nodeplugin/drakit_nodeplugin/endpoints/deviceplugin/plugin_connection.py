@@ -307,9 +307,9 @@ class PluginClient:
         edits, annotations_lost = await self._edits_in(answer)
         if annotations_lost:
             note = (
-                f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
-                "claim cannot pass them to a container, so they are ignored, and the devices still "
-                "work"
+                f"{self._plugin} responds to Allocate with annotations that do not name CDI "
+                "devices; a claim cannot pass them to a container, so they are ignored, and the "
+                "devices still work"
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
         return edits

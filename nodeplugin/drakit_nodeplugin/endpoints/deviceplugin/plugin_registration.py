@@ -293,8 +293,8 @@ class _Socket:
             if not self._cleaned:
                 with os.scandir(directory) as entries:
                     for entry in islice(entries, MAX_ENTRIES):
-                        if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                            with suppress(FileNotFoundError):
+                        with suppress(FileNotFoundError):  # a plugin may remove its files
+                            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                                 os.unlink(entry.name, dir_fd=directory)
                 self._cleaned = True
             return os.dup(directory)

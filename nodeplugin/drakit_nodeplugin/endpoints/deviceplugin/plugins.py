@@ -264,7 +264,7 @@ class DevicePluginsSource:
         self.plugins = plugins
 
     def endpoint(self, context: HostContext) -> DevicePlugins:
-        """Create the endpoint. Called once, in the daemon's loop."""
+        """Create the endpoint, in the daemon's loop. Called each time the driver becomes active."""
         return DevicePlugins(self, context)
 
 

@@ -49,13 +49,15 @@ HEALTH = {
     "healthy": ("Healthy", Health.healthy()),
     "unhealthy": (
         "Unhealthy",
-        Health.unhealthy("the device plugin of vendor.example/thing reports that it is Unhealthy"),
+        Health.unhealthy(
+            "the device plugin of vendor.example/thing reports that the device is Unhealthy"
+        ),
     ),
     "another-word": (
         "healthy",
         Health.unhealthy(
-            "the device plugin of vendor.example/thing reports that it is 'healthy', which is "
-            "not Healthy"
+            "the device plugin of vendor.example/thing reports that the device is 'healthy', "
+            "which is not Healthy"
         ),
     ),
 }
