@@ -328,7 +328,7 @@ kubernetes-tables: venv ## write Kubernetes' CEL selectors and feature gates, wh
 E2E_RESULTS := build/e2e/$(or $(RUNTIME),$(KUBERNETES),default).xml
 
 # Each process has its own cluster.
-E2E_PROCESSES := 2
+E2E_PROCESSES := 3
 
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e

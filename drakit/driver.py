@@ -49,9 +49,9 @@ class DeviceParameters(Settings):
     """
     Base class for the opaque parameters that users write in claims and DeviceClasses.
 
-    Fields are snake_case in Python and camelCase in manifests. If the parameters
-    are invalid or contain unknown keys, the claim fails, and the error names the field. Users are
-    not trusted: give every field a type and bounds.
+    Fields are snake_case in Python and camelCase in manifests. If the parameters are invalid or
+    contain unknown keys, the claim fails, and the error names the field. Users are not trusted:
+    give every field a type and bounds.
     """
 
 

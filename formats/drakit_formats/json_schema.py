@@ -25,7 +25,7 @@ from drakit_formats.resource.objects import Object
 
 MAX_STEPS = 20_000
 """Maximum number of steps in a check. A value of 10 KiB, which the API server accepts, has at most
-5,000 parts."""
+5,120 parts."""
 
 CHEAP = 16
 """How many comparisons with an allowed value or a known key cost one step. It is also how many

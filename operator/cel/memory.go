@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// softMemory is the size above which garbage is collected more often, and compiled expressions are
-	// not cached.
+	// softMemory is the size above which garbage is collected more often, and the cached compiled
+	// expressions are dropped after a response.
 	softMemory = 64 << 20
 
 	// hardMemory is the size at which the process exits. Its client starts another process, and the

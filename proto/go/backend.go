@@ -72,7 +72,7 @@ type Driver interface {
 	// Unprepare undoes Prepare. It is called after all containers have terminated, even if Prepare
 	// failed or never ran, possibly by a new process, and again after an error. The claim object
 	// and the devices may no longer exist. If there is nothing to undo, it returns nil. While it
-	// returns an error, the devices stay reserved for the claim, and the pod waits, unless the error
+	// returns an error, the devices stay reserved for the claim. The pod also waits, unless the error
 	// wraps [ErrReleasePending].
 	//
 	// A driver without side effects returns nil.

@@ -980,14 +980,23 @@ func TestParametersAreReadStrictly(t *testing.T) {
 		`{"map": {"A": {"X": 1}}}`:       `there is no parameter "map.A.X": choose from x`,
 		`{"map": {"A": {"x": 1}}, "free": {"X": 1}}`: "white 50",
 		`{"color": null}`:              "the parameter color is null: omit it, or give it a value",
-		`{"Color": "red"}`:             `there is no parameter "Color": choose from color, level, at, list, map, free`,
-		`{"b": 1, "a": 1, "color": 1}`: `there is no parameter "a": choose from color, level, at, list, map, free`,
+		`{"Color": "red"}`:             `there is no parameter "Color": choose from color, level, at, list, map, free, named, z`,
+		`{"b": 1, "a": 1, "color": 1}`: `there is no parameter "a": choose from color, level, at, list, map, free, named, z`,
+		`{"named": {"y": 1}, "z": 1}`:  "white 50",
+		`{"y": 1}`:                     `there is no parameter "y": choose from color, level, at, list, map, free, named, z`,
+		`{"named": {"z": 1}}`:          `there is no parameter "named.z": choose from y`,
 		`null`:                         "the parameters are not a JSON object",
 		`["red"]`:                      "the parameters are not a JSON object",
 		`{"color": "red"}}`:            "the parameters are not a JSON object",
 	} {
 		type position struct {
 			X int `json:"x"`
+		}
+		type Named struct {
+			Y int `json:"y"`
+		}
+		type Inlined struct {
+			Z int `json:"z"`
 		}
 		target := struct {
 			Color string               `json:"color"`
@@ -998,6 +1007,8 @@ func TestParametersAreReadStrictly(t *testing.T) {
 			Free  json.RawMessage      `json:"free"`
 			Cache string               `json:"-"`
 			own   string
+			Named `json:"named"`
+			Inlined
 		}{Color: "white", Level: 50}
 		got := fmt.Sprintf("%s %d", target.Color, target.Level)
 		if err := DecodeParameters(parameters, &target); err != nil {

@@ -92,10 +92,13 @@ func fieldType(of reflect.Type, wanted string) (reflect.Type, []string) {
 	var names []string
 	for _, field := range reflect.VisibleFields(of) {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if field.Anonymous && name == "" || !isInlined(of, field.Index) {
+			continue
+		}
 		if name == "" {
 			name = field.Name
 		}
-		if field.IsExported() && !field.Anonymous && name != "-" {
+		if field.IsExported() && name != "-" {
 			if name == wanted {
 				return field.Type, nil
 			}
@@ -103,4 +106,16 @@ func fieldType(of reflect.Type, wanted string) (reflect.Type, []string) {
 		}
 	}
 	return nil, names
+}
+
+// isInlined returns whether JSON shows a field in the object of the struct itself. The fields of an
+// embedded struct with a JSON name are in an object of that name.
+func isInlined(of reflect.Type, index []int) bool {
+	for depth := 1; depth < len(index); depth++ {
+		name, _, _ := strings.Cut(of.FieldByIndex(index[:depth]).Tag.Get("json"), ",")
+		if name != "" {
+			return false
+		}
+	}
+	return true
 }

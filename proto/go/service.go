@@ -26,8 +26,8 @@ const requestID = "drakit-request-id"
 // that continuously sends more than 100 messages per second.
 const minInterval = 20 * time.Millisecond
 
-// callTimeout is the time limit of the node plugin's calls for claims, from the moment when they begin.
-// It is a variable for tests, like returnTimeout: the time to return after the end of the limit.
+// callTimeout is the time limit for a call of the driver, from the moment when its work begins.
+// returnTimeout is how long the driver can take to return after that. Both are variables for tests.
 var (
 	callTimeout   = 5 * time.Minute
 	returnTimeout = time.Minute
@@ -50,8 +50,8 @@ type service struct {
 
 	socket *ownSocket
 
-	// stopping ends at the beginning of a shutdown. Then the calls in progress end. working ends those
-	// that do not, and watching ends all streams.
+	// stopping ends at the beginning of a shutdown, which then waits for the calls in progress. When
+	// working ends, the calls that remain are canceled. When watching ends, all streams end.
 	stopping, working, watching context.Context
 
 	devices topic[*backendv1.WatchDevicesResponse]

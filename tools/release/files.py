@@ -73,8 +73,9 @@ def _address(target: str, version: Version) -> str:
         return target
     if path.startswith("../"):
         return f"{config()['repo_url']}/blob/{version.tag}/{path.removeprefix('../')}{mark}{anchor}"
-    page = re.sub(r"(?:^|(?<=/))index\.md$|\.md$", "/", path) if path else "release-notes/"
-    return f"{config()['site_url']}{version.site}/{page.lstrip('/')}{mark}{anchor}"
+    page = re.sub(r"(?:^|(?<=/))index\.md$", "", path) if path else "release-notes/"
+    page = re.sub(r"\.md$", "/", page)
+    return f"{config()['site_url']}{version.site}/{page}{mark}{anchor}"
 
 
 def write_checksums(folder: Path) -> Path:

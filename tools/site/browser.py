@@ -186,7 +186,7 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             if not select.select([self._receive], [], [], TIMEOUT_SECONDS)[0]:
-                raise BrowserError(f"no answer within {TIMEOUT_SECONDS} s")
+                raise BrowserError(f"no response within {TIMEOUT_SECONDS} s")
             more = os.read(self._receive, 1 << 20)
             if not more:
                 raise BrowserError("the browser ended")

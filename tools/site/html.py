@@ -42,7 +42,11 @@ class _Reader(HTMLParser):
         line = self.getpos()[0]
         if tag == "link" and NOT_FETCHED & {*given.get("rel", "").split()}:
             return
-        self.assets += [(line, given[name]) for name in ASSETS.get(tag, ()) if name in given]
+        for name in ASSETS.get(tag, ()):
+            target = given.get(name, "")
+            # A srcset has several URLs, each with a descriptor.
+            parts = target.split(",") if name == "srcset" else [target]
+            self.assets += [(line, part.strip()) for part in parts if part.strip()]
         self.assets += [(line, target) for target in _css_targets(given.get("style", ""))]
         self._style = tag == "style"
 

@@ -102,8 +102,8 @@ class Kit:
         """The kubelet, a :class:`FakeKubelet`."""
 
         self.pods: PodList = pods
-        """The pods that the podresources API of the fake kubelet lists. A rule must add a pod for
-        each claim that it prepares."""
+        """The pods that the podresources API of the fake kubelet lists. Initially, this is only the
+        node plugin's own pod. A rule can add pods that use prepared claims."""
 
         self._asked: dict[str, ClaimUnderTest] = {}
         self._cluster = Cluster(api, node=NODE)

@@ -259,7 +259,7 @@ def _annotations(value: object, path: str, found: Found) -> None:
         _annotation_key(key, at, found)
         _annotation_value(entry, at, found)
     texts = (text for pair in entries.items() for text in pair if isinstance(text, str))
-    if sum(map(len, texts)) > _ANNOTATION_BYTES:
+    if sum(len(text.encode(errors="surrogatepass")) for text in texts) > _ANNOTATION_BYTES:
         add(found, path, "error", f"must not have more than {_ANNOTATION_BYTES} bytes in total")
 
 

@@ -132,7 +132,8 @@ def _bytes(path: Path) -> bytes:
 def _resolve(
     files: list[SpecFile], problems: list[Problem]
 ) -> tuple[dict[str, SpecFile], dict[str, SpecFile]]:
-    """Return the devices that runtimes use, and the ignored devices, each with its file."""
+    """Return the file with the highest priority for each device, and the ignored devices, each with
+    one of its files."""
     holders: dict[str, SpecFile] = {}
     lost: dict[str, SpecFile] = {}
     for file in files:

@@ -21,7 +21,7 @@ from typing import Any, cast, get_args
 
 from drakit.device import Condition, ConditionStatus, NetworkData, PreparedDevice
 from drakit_formats.resource.inventory import attribute_problems, shown
-from drakit_formats.resource.limits import label_key_problem, label_value_problem
+from drakit_formats.resource.limits import label_key_problem
 from drakit_formats.resource.objects import Object, children, text
 
 MAX_CONDITIONS = 8
@@ -141,9 +141,7 @@ def _conditions_problems(conditions: Sequence[object]) -> Iterator[str]:
         if each.type in types:
             yield f"{where} is given twice"
         types.add(each.type)
-        has_prefix = "/" in each.type or not each.type
-        check = label_key_problem if has_prefix else label_value_problem
-        if (problem := check(each.type)) is not None:
+        if (problem := label_key_problem(each.type, needs_domain=False)) is not None:
             yield f"{where} has a type that {problem}"
         if each.status not in _STATUSES:
             yield f"{where} has status {shown(each.status)}, not True, False or Unknown"

@@ -2,8 +2,9 @@
 Lists every device node that a policy could publish, with the outcome of the current policies, and
 with a suggested policy that publishes only this device.
 
-The results come from the driver's own scan code. Each device without a policy is scanned with its
-suggested policy, so that users see in advance whether the driver would refuse to publish it.
+The results come from the driver's own scan code. Each device that has a suggested policy is also
+scanned with that policy, so that users see in advance whether the driver would refuse to publish
+it.
 
 Does not depend on claims: a device that a claim holds can have a different name in the running
 driver.

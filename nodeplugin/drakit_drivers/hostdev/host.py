@@ -271,7 +271,7 @@ class _Rules:
     consoles: Collection[str] | UnreadableError
 
     def doubts(self) -> dict[str, str]:
-        """For each subsystem, the reason why rules cannot be checked."""
+        """Return the reasons why rules cannot be checked, keyed by subsystem."""
         facts = {"block": self.used, "tty": self.consoles}
         return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
 

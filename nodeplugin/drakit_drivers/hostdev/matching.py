@@ -49,7 +49,7 @@ def check_glob(glob: str) -> str:
         if part in ("", ".", ".."):
             raise ValueError(f"{glob!r} has an empty part, '.' or '..' in it")
         if "**" in part:
-            raise ValueError(f"{glob!r} has '**', which is not supported: a '*' matches one part")
+            raise ValueError(f"{glob!r} has '**', which is not supported; a '*' stays in its part")
         _check_brackets(part, glob)
     return glob
 
@@ -199,8 +199,7 @@ class Conditions(DevicePolicy):
 
     udev_properties: dict[Property, TextGlob] = Field(default_factory=dict, max_length=16)
     """Properties in the udev database, such as ``ID_MODEL``, and a glob for each value. All
-    specified properties must match. On a node without a udev daemon, no
-    device has properties."""
+    specified properties must match. On a node without a udev daemon, no device has properties."""
 
     parent: ParentMatcher | None = None
     """An ancestor of the device in sysfs, such as its controller or hub."""

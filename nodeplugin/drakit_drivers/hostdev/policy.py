@@ -5,7 +5,7 @@ them, and the configuration of the driver.
 The same model validates policies in the cluster (the custom resource ``HostDevicePolicy``) and
 policies in a configuration file. Every field has limits, and errors name the field and the remedy.
 :mod:`.matching` defines how policies describe devices, and :mod:`.container` how devices appear in
-containers. :mod:`.host` checks at startup whether the paths in the configuration exist.
+containers. :mod:`.host` checks at startup whether ``sysRoot`` and ``devRoot`` exist.
 
 Does not depend on the host: policies and configuration are validated without one.
 """
@@ -261,9 +261,8 @@ class HostDevicePolicySpec(DevicePolicy):
     group: Literal["Node", "Unit", "Set"] = "Node"
     """``Node``: the driver publishes each device node as a device. ``Unit``: the driver publishes
     all matching device nodes of a physical unit as one device. Examples of units are a camera with
-    four video nodes, and a sound card. ``Set``: the driver publishes all
-    device nodes that match on a Kubernetes node as one device. Each matcher must match exactly one
-    unit."""
+    four video nodes, and a sound card. ``Set``: the driver publishes all device nodes that match on
+    a Kubernetes node as one device. Each matcher must match exactly one unit."""
 
     identity: Literal["Device", "Port"] = "Device"
     """The properties that identify a USB device. ``Device``: its vendor and product IDs with its

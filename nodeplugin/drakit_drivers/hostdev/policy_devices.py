@@ -140,7 +140,7 @@ class Selection:
 
     refused: Mapping[str, Refused]
     matched: Mapping[str, int]
-    """The number of devices that each policy matches. Copies are included."""
+    """The number of devices that each policy matches. A device with copies is counted once."""
 
     names: Mapping[str, str]
     """The device names, keyed by request key, for the next selection."""

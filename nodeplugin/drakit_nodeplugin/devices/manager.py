@@ -481,8 +481,8 @@ class DeviceManager:
 
     def wait(self, reason: str | None) -> None:
         """
-        Suspend all grace periods, because the endpoints must not list their devices yet, for this
-        reason.
+        Suspend the grace periods of the endpoints, which must not list their devices yet. `reason`
+        is the cause.
 
         None ends the suspension. After that, the start grace period applies to the endpoints.
         Endpoints that have already listed their devices are not affected.

@@ -94,8 +94,9 @@ class MaintenanceWatch:
 
     def _cannot_be_read(self, error: ApiError) -> None:
         """Handle an error. If the resource has been missing for :data:`MISSING_SECONDS`, there are
-        no maintenances. Other errors change nothing."""
+        no maintenances. After any other error, this time starts again."""
         if not isinstance(error, NotFoundError):
+            self._missing_since = None
             return
         now = asyncio.get_running_loop().time()
         if self._missing_since is None:

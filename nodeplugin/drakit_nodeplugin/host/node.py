@@ -83,13 +83,14 @@ class PluginNode:
     async def _store_labels(self, labels: Mapping[str, str]) -> None:
         if self._file is None or labels == self._known:
             return
-        self._known = labels
         record = {"version": COPY_VERSION, "name": self.name, "labels": labels}
         try:
             await asyncio.to_thread(write_private, self._file, orjson.dumps(record))
         except OSError as error:
             facts = {"file": str(self._file), "error": str(error)}
             logger.warning("labels of the node cannot be stored", extra=facts)
+        else:
+            self._known = labels
 
     async def run(self, session: asyncio.Future[Session]) -> None:
         """Read the labels until canceled."""

@@ -376,12 +376,13 @@ class PolicyWatch:
     def _cannot_be_read(self, error: ApiError) -> None:
         """Handle an error when reading policies. The driver must not wait for the policies. Its
         current policies remain until the resource is known to be missing."""
+        if not isinstance(error, NotFoundError):
+            self._missing_since = None
         if not isinstance(error, NotFoundError | ForbiddenError):
             return
         if not self._feed.known:
             self._offer()
         if not isinstance(error, NotFoundError):
-            self._missing_since = None
             return
         now = asyncio.get_running_loop().time()
         if self._missing_since is None:

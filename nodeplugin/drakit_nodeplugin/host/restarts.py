@@ -28,7 +28,7 @@ KILLED = (
     "'kubectl describe pod'"
 )
 STOPPED = "it was asked to stop, for example because its liveness probe failed"
-FAILED = "it failed, and 'kubectl logs --previous' shows its log"
+FAILED = "it failed ('kubectl logs --previous' shows its log)"
 
 
 class ProcessNote:

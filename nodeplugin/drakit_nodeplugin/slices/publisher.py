@@ -74,8 +74,8 @@ MAX_CHECKS = 3
 in a slice, but a cluster policy may name only one device in each response."""
 
 QUIET_SECONDS = 600.0
-"""How long other clients must make no changes before their next change is again reverted
-immediately."""
+"""How long other clients must make no changes before the delay of reverts starts again at its
+initial value."""
 
 
 class SlicePublisher:
@@ -305,7 +305,8 @@ class PoolPublisher:
         self._not_before = 0.0
         self._backoff = Backoff(*RETRY_SECONDS)
         self._settled = False
-        """Whether the last known write was made by this publisher's last round."""
+        """Whether a round has ended since the start or the last :meth:`forget`. Before that,
+        changes by other clients cannot be detected."""
 
         self._undo_backoff = Backoff(*UNDO_SECONDS, jitter=0)
         self._undone_at = float("-inf")

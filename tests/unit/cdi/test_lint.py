@@ -42,8 +42,9 @@ def test_a_field_of_an_odd_name_is_shown_as_text():
     assert len(str(problem)) < 200
 
 
-def test_annotations_that_are_too_large_together():
-    device = {"name": "a", "containerEdits": {"env": ["A=b"]}, "annotations": {"a": "x" * 2**18}}
+@pytest.mark.parametrize("value", ["x" * 2**18, "é" * 2**17])
+def test_annotations_that_are_too_large_together(value):
+    device = {"name": "a", "containerEdits": {"env": ["A=b"]}, "annotations": {"a": value}}
     (problem,) = lint_spec({"cdiVersion": "0.6.0", "kind": "a.test/b", "devices": [device]})
     assert str(problem) == "devices[0].annotations must not have more than 262144 bytes in total"
 

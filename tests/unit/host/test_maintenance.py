@@ -94,6 +94,24 @@ async def test_a_missing_definition_ends_all_taints_but_not_at_once(server, watc
         await until(lambda: found.devices("d") == frozenset())
 
 
+async def test_a_definition_that_is_missing_for_a_moment_twice_ends_no_taints(
+    server, watch, monkeypatch
+):
+    monkeypatch.setattr(maintenance, "MISSING_SECONDS", 0.5)
+    monkeypatch.setattr(maintenance, "RETRY_SECONDS", (0.05, 0.1))
+    store(server)
+    async with watch() as found:
+        await until(lambda: found.devices("d") == {("n1", "cam")})
+        server.served["drakit.dev"] = []
+        server.drop_watches()
+        await asyncio.sleep(0.2)
+        server.fail("*", COLLECTION, status=503, reason="No", message="no", times=100)
+        await asyncio.sleep(0.6)
+        server._faults.clear()
+        await asyncio.sleep(0.2)
+        assert found.devices("d") == {("n1", "cam")}
+
+
 async def test_without_the_permission_nothing_is_known(server, watch):
     server.forbidden.add(("list", "devicemaintenances"))
     server.forbidden.add(("watch", "devicemaintenances"))

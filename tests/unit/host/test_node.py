@@ -43,6 +43,19 @@ async def test_drivers_know_the_labels_of_an_earlier_process_and_claims_do_not(
     assert later.for_drivers.labels == {"floor": "2"}
 
 
+async def test_labels_that_cannot_be_stored_are_stored_later(api_server, session, tmp_path):
+    api_server.store(PATH, {"metadata": {"uid": "uid-1", "labels": {"floor": "1"}}})
+    file = tmp_path / "node.json"
+    file.mkdir()
+    node = PluginNode("node-1", file=file)
+    await read_once(node, session)
+    file.rmdir()
+    await read_once(node, session)
+    later = PluginNode("node-1", file=file)
+    await later.restore()
+    assert later.for_drivers.labels == {"floor": "1"}
+
+
 async def test_the_labels_of_another_node_and_a_damaged_copy_are_not_used(tmp_path):
     file = tmp_path / "node.json"
     for content in ('{"version": 1, "name": "node-2", "labels": {}}', "{", "[]", '{"version": 9}'):

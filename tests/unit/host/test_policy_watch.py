@@ -240,26 +240,31 @@ async def test_without_the_resource_or_the_permission_a_driver_starts_without_po
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("failure", "seconds", "lamps"),
+    ("failures", "lamps"),
     [
-        pytest.param(MISSING, 30, {"hall": 3}, id="404-for-a-moment"),
-        pytest.param(MISSING, 200, {}, id="404-for-minutes"),
-        pytest.param(FORBIDDEN, 3600, {"hall": 3}, id="403-for-an-hour"),
-        pytest.param(DOWN, 3600, {"hall": 3}, id="no-answer-for-an-hour"),
+        pytest.param([(MISSING, 30)], {"hall": 3}, id="404-for-a-moment"),
+        pytest.param([(MISSING, 200)], {}, id="404-for-minutes"),
+        pytest.param([(FORBIDDEN, 3600)], {"hall": 3}, id="403-for-an-hour"),
+        pytest.param([(DOWN, 3600)], {"hall": 3}, id="no-answer-for-an-hour"),
+        pytest.param(
+            [(MISSING, 30), (DOWN, 200), (MISSING, 30)], {"hall": 3}, id="404-twice-for-a-moment"
+        ),
     ],
 )
 async def test_known_policies_are_removed_only_if_the_resource_is_missing_for_long(
-    tmp_path, failure, seconds, lamps
+    tmp_path, failures, lamps
 ):
     rig = Rig(tmp_path, Api())
     # Without threads, which a virtual clock does not know.
     rig.watch._check = lambda stored: asyncio.sleep(0, [check_lamp(each) for each in stored])
     rig.watch._table.replace([check_lamp(HALL)])
     rig.watch._offer()
-    rig.api.failure = failure
+    rig.api.failure = failures[0][0]
     rig.session.set_result(rig.api)
     rig.tasks = [asyncio.create_task(rig.watch._follow()), asyncio.create_task(rig.driver())]
-    await asyncio.sleep(seconds)
+    for failure, seconds in failures:
+        rig.api.failure = failure
+        await asyncio.sleep(seconds)
     assert rig.lamps == lamps
     assert rig.api.lists >= 3
     for task in rig.tasks:

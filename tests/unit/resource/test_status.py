@@ -52,6 +52,10 @@ def test_a_valid_result_has_no_problem(prepared):
             "condition has a message that is not a string",
         ),
         (
+            PreparedDevice(conditions=(replace(READY, type=""),)),
+            "condition '' has a type that is empty",
+        ),
+        (
             PreparedDevice(conditions=(replace(READY, type="so so"),)),
             "condition 'so so' has a type that is",
         ),

@@ -216,7 +216,8 @@ async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
 
 def _lost_at_reboot(kit: Kit, path: Path) -> bool:
     """Return whether to remove a path to simulate a reboot. Paths in the kit's folder are excluded,
-    because the kit empties it. Mounts and their content are never removed."""
+    because the kit itself removes the files there that a reboot loses. Mounts and their content are
+    never removed."""
     if not str(path).startswith(LOST_AT_REBOOT) or path.is_relative_to(kit.root):
         return False
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
