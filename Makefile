@@ -158,7 +158,7 @@ check-race: compiler ## run the tests of the backend contract's Go module with t
 
 .PHONY: unit
 unit: venv ## run the unit tests, one process per core
-	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadfile
+	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadfile --no-loadscope-reorder --durations=15
 
 .PHONY: check
 check: lint check-generated check-proto check-go check-workflows unit ## run all checks that need no cluster

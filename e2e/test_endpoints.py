@@ -59,8 +59,8 @@ def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-# Kubernetes 1.34 reports no health for claims from templates.
-@pytest.mark.kubernetes(oldest="1.35")
+# Kubernetes 1.35 does not store the message, and 1.34 reports no health for claims from templates.
+@pytest.mark.kubernetes(oldest="1.36")
 def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(stage):
     stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")

@@ -60,8 +60,8 @@ def wait_health(stage: Stage, name: str, *expected: tuple[str, str]) -> None:
     )
 
 
-# Kubernetes 1.34 reports no health for claims from templates.
-@pytest.mark.kubernetes(oldest="1.35")
+# Kubernetes 1.35 does not store the message, and 1.34 reports no health for claims from templates.
+@pytest.mark.kubernetes(oldest="1.36")
 def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     stage.with_lamp("user", 0)
     stage.wait_phase("user", "Running")

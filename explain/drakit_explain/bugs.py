@@ -37,7 +37,7 @@ READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
 """The newest patch release that was verified, keyed by minor version (1.x). For 1.38, the changelog
 of the second alpha release was read."""
 
-KUBELETS_READ: Mapping[int, int] = {36: 3, 37: 2}
+KUBELETS_READ: Mapping[int, int] = {35: 4, 36: 3, 37: 2}
 """The newest patch release whose kubelet was verified, keyed by minor version."""
 
 ISSUES = "https://github.com/kubernetes/kubernetes/issues/"
@@ -507,7 +507,7 @@ NODE_BUGS: tuple[NodeBug, ...] = (
         what="passes CDI devices twice to the runtime if one of several claims of a pod fails to "
         "prepare at first",
         link=f"{PULLS}140274",
-        kubelets={34: 11, 36: 4},
+        kubelets={34: 11, 35: None, 36: 4},
         touches=_has_two_drivers,
         codes=frozenset({Code.POD_NOT_STARTED}),
         of_pod=lambda pod: len(pod.claims) > 1,

@@ -275,6 +275,7 @@ PLUGIN = [a_class(extendedResourceName="squat.ai/pair")]
         pytest.param(a_node("v1.34.2+k3s1"), [of_node()], {"135901"}, id="the-patch-with-a-fix"),
         pytest.param(a_node("v1.34.1"), [], set(), id="a-node-without-devices"),
         pytest.param(a_node("v1.36.3"), TWO, {"140274"}, id="two-drivers"),
+        pytest.param(a_node("v1.35.4"), TWO, {"140274"}, id="a-release-without-a-fix"),
         pytest.param(a_node("v1.36.4"), TWO, set(), id="two-drivers-and-the-fix"),
         pytest.param(a_node(**{"squat.ai/pair": "0"}), PLUGIN, {"141426"}, id="old-device-plugin"),
         pytest.param(a_node(), PLUGIN, set(), id="no-device-plugin"),
