@@ -25,7 +25,8 @@ class TaskEndedError(Exception):
 
 
 def cancelled_by_owner() -> bool:
-    """Return whether the owner canceled the current task. A library can also cancel it."""
+    """Return whether the owner canceled the current task. If it did not, a CancelledError comes
+    from a library."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,5 +1,5 @@
 """
-An in-memory Kubernetes API server that tests access over HTTP.
+An in-memory Kubernetes API server for tests, served over HTTP.
 
     async with FakeApiServer() as server:
         server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
@@ -59,7 +59,7 @@ class Fault:
 @dataclass
 class FakeApiServer:
     """
-    An in-memory Kubernetes API server that tests access over HTTP::
+    An in-memory Kubernetes API server for tests, served over HTTP::
 
         async with FakeApiServer() as server:
             server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})

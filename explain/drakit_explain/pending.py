@@ -641,8 +641,8 @@ def _unused(pod: PodFacts, allocated: Sequence[ClaimFacts], nodes: Nodes) -> lis
 
 
 def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
-    """Return the reasons why the scheduler may not encounter a fatal error, because other filters
-    run before the DRA plugin's filter."""
+    """Explain that the scheduler may never reach a fatal error, because other filters run before
+    the DRA plugin's filter, and may exclude the node."""
     first, number = next(iter(judged.fatal)), len(judged.fatal)
     more = f" and {number - 1} more" if number > 1 else ""
     why = ", ".join(pod.unchecked)

@@ -278,8 +278,8 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
 
 
 def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
-    """Return claims for the extended resources that a DeviceClass provides, and the resources that
-    cannot be evaluated."""
+    """Return claims for the extended resources that a DeviceClass provides, and the reasons why the
+    result is undecided."""
     wanted: list[Wanted] = []
     unknown: list[str] = []
     if pod.placement.unread:

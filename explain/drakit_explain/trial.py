@@ -129,7 +129,8 @@ class Trial:
         return set(self.nodes) if able is None else {name for name in able if name in self.nodes}
 
     def not_ready(self) -> Iterator[NodePool]:
-        """Return the pools of usable nodes from which the scheduler does not allocate devices."""
+        """Yield the pools that are not ready and belong to usable nodes. The scheduler does not
+        allocate devices from them."""
         return (pool for node, pool in self.world.not_ready() if self.is_usable(node))
 
     def concerns(self, pool: NodePool) -> bool:
@@ -333,8 +334,8 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
     Determine on which nodes a pod fits, and on which an error occurs.
 
-    :param reached: returns whether the pod passes the rules of a node that the scheduler checks
-        before the devices, without preemption.
+    :param reached: returns whether the scheduler would reach the device check on a node, that is,
+        whether the pod passes the earlier checks without preemption.
 
     Raises :class:`QueriesPendingError`, and :class:`NotEvaluatedError` if a selector has no result.
     """

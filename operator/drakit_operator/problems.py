@@ -2,8 +2,9 @@
 Finds the problems of a pod or claim from the facts in the store, with pure functions.
 
 The reason why a claim is not allocated depends on the pod that waits for it, so
-:func:`problems_of_pod` also reports the claims of the pod. :func:`problems_of_claim` reports
-problems that do not depend on a waiting pod, including problems of running pods.
+:func:`problems_of_pod` also reports why the pod's claims are not allocated.
+:func:`problems_of_claim` reports problems that do not depend on a waiting pod, including problems
+of running pods.
 
 :mod:`drakit_explain` composes the sentences, and :mod:`drakit_operator.announcing` reports them.
 Does not depend on queues, clocks or sessions.

@@ -116,7 +116,7 @@ class Sources:
         """Set when every kind has been listed once, or is left out."""
 
     async def run(self) -> None:
-        """Follow the kinds until canceled. Errors are retried endlessly."""
+        """Follow the kinds until canceled. Retry indefinitely after errors."""
         async with asyncio.TaskGroup() as group:
             for kind in self.kinds:
                 group.create_task(self._follow(kind), name=str(kind))
@@ -412,7 +412,7 @@ class LoadWatch:
         return self._reflector.synced and self._reflector.silent_seconds() < OUTDATED_SECONDS
 
     async def run(self) -> None:
-        """Follow the pods until canceled. Errors are retried endlessly."""
+        """Follow the pods until canceled. Retry indefinitely after errors."""
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=loads):

@@ -2,7 +2,7 @@
 Explains objects to a user. Each function gathers the facts that an explanation needs, and returns
 the explanation.
 
-Does not depend on arguments, or on how a result is printed.
+Does not depend on command-line arguments, or on how a result is printed.
 """
 
 from __future__ import annotations

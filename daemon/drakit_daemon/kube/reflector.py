@@ -180,8 +180,8 @@ class Reflector(Generic[KeptT]):
 
     async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
         """Run one watch, and yield its changes. Return if the watch can be resumed immediately.
-        Otherwise, raise the reason. The reflector has recovered only after it has received all
-        objects."""
+        Otherwise, raise an error. If the watch begins with all objects, the reflector has recovered
+        only after it has received them."""
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
         all_first = self._version is None

@@ -332,8 +332,8 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
 
 
 async def _end_calls() -> None:
-    """Cancel the tasks that the runtime started, including driver calls and the tasks started by
-    those calls, and wait for them."""
+    """Cancel the tasks that the runtime started, including driver calls and their subtasks, and
+    wait for them. Tasks that the driver itself started are not included."""
     calls = {task for task in _other_tasks() if _is_ours(task)}
     for call in calls:
         # a second cancellation would interrupt the cleanup of a canceled call

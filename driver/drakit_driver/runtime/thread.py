@@ -351,7 +351,7 @@ class PythonConnection:
         self._latest.end(ended)
         if not self._started.done():
             self._started.set_exception(refusal or ended)
-            self._started.exception()  # retrieve the exception, whether or not any code awaits it
+            self._started.exception()  # mark it as retrieved, so that asyncio does not log it
 
     # ------------------------------------------------------------ in the thread
 

@@ -46,8 +46,8 @@ class Library:
             self._compile.cache_clear()
 
     def reads(self, expressions: Sequence[str], **_: float) -> list[Reads]:
-        """Return all fields of a device for each expression, because the library does not
-        report them."""
+        """Return all fields of a device for each expression, because the library does not report
+        which fields an expression reads."""
         return [Reads(everything=True) for _ in expressions]
 
     def select(

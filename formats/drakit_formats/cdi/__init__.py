@@ -1,11 +1,11 @@
 """
 CDI specs (Container Device Interface), which describe devices to container runtimes.
 
-To write a spec, :mod:`.spec` builds it from edits, with the lowest version that it needs, and
-:mod:`.directory` serializes it and manages the files. To read specs, :mod:`.text` parses files, and
-:mod:`.lint` finds the problems of specs and of directories, which it resolves as runtimes do. Both
-use the rules of :mod:`.fields` and :mod:`.checks`. The node plugin decides which claims have a
-file, and when to remove it.
+For writing, :mod:`.spec` builds a spec from edits, with the lowest version that it needs, and
+:mod:`.directory` serializes it and manages the files. For reading, :mod:`.text` parses files, and
+:mod:`.lint` finds problems in specs and directories, with the same precedence between files as in
+runtimes. Writing and reading use the same rules, from :mod:`.fields` and :mod:`.checks`. The node
+plugin decides which claims have a file, and when to remove it.
 
 Does not depend on claims, drivers, Kubernetes, or a container runtime's configuration.
 """

@@ -530,8 +530,8 @@ _UNDECLARED = re.compile(r"does not support DRANodeAllocatableResources feature\
 
 def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
     """Return the features that caused the API server to forbid a slice (403), according to the
-    message. Since Kubernetes 1.37, a kubelet declares the features that it supports, and the API
-    server checks them."""
+    message. A kubelet declares the features that it supports, and since Kubernetes 1.37, the API
+    server checks them when a slice is written."""
     devices = children(sent, "spec", "devices")
     if _UNDECLARED.search(message) and any(d.get("nodeAllocatableResources") for d in devices):
         return frozenset({Feature.NODE_ALLOCATABLE_RESOURCES})

@@ -677,8 +677,8 @@ def shown_place(pool: object, name: object) -> str:
 
 
 def _word(given: object) -> str:
-    """Return a name unchanged. If it is not a printable string, return its Python
-    representation."""
+    """Return a name unchanged if it is a printable string of at most 80 characters. Otherwise,
+    return its Python representation, truncated."""
     plain = isinstance(given, str) and 0 < len(given) <= 80 and given.isprintable()
     return str(given) if plain else shown(given)
 

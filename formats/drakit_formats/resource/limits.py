@@ -50,7 +50,7 @@ def is_driver_name(name: object) -> TypeGuard[str]:
     )
 
 
-# Cache the results, because thousands of devices have the same few names.
+# Cache the results, because thousands of devices use the same few attribute and capacity names.
 @lru_cache(maxsize=1024)
 def qualified_name_problem(name: str) -> str | None:
     """Return the problem with the name of an attribute or a capacity (API: ``QualifiedName``)."""

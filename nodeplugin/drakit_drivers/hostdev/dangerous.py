@@ -82,7 +82,7 @@ def danger_of_path(path: str) -> str | None:
     """
     Return how a device at this path endangers the node, or None if the path is not in the table.
 
-    The path can be a glob that matches only such paths.
+    The path can also be a glob. A glob that also matches paths outside the table returns None.
     """
     # A glob can be matched like a literal path: the pattern for "watchdog*" also matches the string
     # "/dev/watchdog*".

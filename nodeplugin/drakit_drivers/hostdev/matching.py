@@ -90,7 +90,7 @@ def _compiled(glob: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _parse_hex(value: Any) -> Any:
-    # YAML reads 0403 as 259, and 1e10 as a float.
+    # YAML parsers can read 0403 as 259, and some of them read 1e10 as a float.
     if not isinstance(value, str):
         raise ValueError('must be hexadecimal digits in quotes, like "0403"')
     return value.lower()

@@ -236,7 +236,8 @@ class _Candidate:
         return self.policy.spec.sharing.mode == "Capacity" and name in names
 
     def shares_with(self, other: _Candidate) -> bool:
-        """Return whether claims for both candidates can have nodes of the same function."""
+        """Return whether claims for the two candidates can hold nodes of the same hardware function
+        at the same time."""
         return "Exclusive" not in (self.policy.spec.sharing.mode, other.policy.spec.sharing.mode)
 
 

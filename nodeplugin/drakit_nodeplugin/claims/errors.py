@@ -1,5 +1,6 @@
 """
-The errors of preparing and unpreparing a claim. Their messages appear in a pod's Event.
+Errors that can occur when a claim is prepared or unprepared. Their messages appear in an Event on
+the pod.
 
 Each message names the claim, the cause and the remedy. The same cause results in the same message,
 so that Events can be deduplicated.

@@ -72,7 +72,7 @@ def total(counts: Iterable[DeviceCounts]) -> DeviceCounts:
 
 
 def _count(pool: PoolCapacity, held: frozenset[str], content: PoolContent | None) -> DeviceCounts:
-    # A held device that is not in the main inventory belongs to the fallback.
+    # Include held devices that are not in the main inventory, because they are in the fallback.
     allocated = held - pool.gone - pool.unhealthy
     if content is not None and held:
         allocated |= blocked_by_held(content, held) & pool.healthy

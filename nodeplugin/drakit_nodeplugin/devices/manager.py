@@ -384,7 +384,8 @@ class DeviceManager:
         self._notify()
 
     def set_in_use(self, devices: Mapping[str, Collection[str]]) -> None:
-        """Set the devices that claims hold, keyed by pool. Their published state is stored."""
+        """Set the devices that claims hold, keyed by pool. The endpoints' stored rows include the
+        published state of these devices."""
         if devices != self._state.in_use:
             self._state.in_use = devices
             self._state.stored_changed = True

@@ -477,8 +477,8 @@ class PoolState:
         return (*content.counter_sets, *kept) if kept else content.counter_sets
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
-        """Adopt a device that was published as gone before a restart, and about which nothing has
-        been reported since."""
+        """Adopt a device that was published as gone before a restart, and that has not been listed
+        since."""
         for entries in (self._devices, self._fallback):
             if entries is not None:
                 entries[name] = DesiredDevice(name=name, device=None)

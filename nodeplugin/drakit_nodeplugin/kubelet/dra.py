@@ -81,8 +81,8 @@ def _shown(text: str) -> str:
 
 
 def _sendable(error: str) -> str:
-    """Replace invalid characters in an error. gRPC would reject them, and the whole call would
-    fail."""
+    """Make an error message valid for gRPC, and limit its length. gRPC rejects invalid characters,
+    and the whole call would fail."""
     text = error.encode(errors="backslashreplace").decode()
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
 

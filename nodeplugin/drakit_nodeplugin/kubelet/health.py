@@ -287,8 +287,8 @@ class Subscription:
 
 
 def _gone(state: DeviceHealth) -> DeviceHealth:
-    """Report a missing device as unknown, once. Otherwise, the device would keep its last health
-    until the kubelet's timeout."""
+    """Return the last report for a device that is no longer listed: its health is unknown. Without
+    it, the device would keep its previous health until the kubelet's timeout."""
     return DeviceHealth(
         pool=state.pool,
         device=state.device,

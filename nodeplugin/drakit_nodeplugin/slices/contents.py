@@ -161,7 +161,7 @@ class SliceContent:
 
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
     """Return the partition type attribute for a slice with these devices. The API requires that at
-    least one device consumes counters, and that each of these devices has the attribute."""
+    least one device consumes counters, and that every device that does has the attribute."""
     if not attribute:
         return attribute
     if any(each.device is None for each in devices):

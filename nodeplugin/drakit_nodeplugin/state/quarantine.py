@@ -1,5 +1,5 @@
 """
-Opens a checkpoint's database, regardless of the state of its file.
+Opens a checkpoint's database. A damaged or foreign file is quarantined and replaced first.
 
 1. Finish a quarantine that a crash interrupted.
 2. Identify the file without writing. A file that only later versions can use remains unchanged.

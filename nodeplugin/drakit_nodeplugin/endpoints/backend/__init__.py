@@ -5,6 +5,6 @@ Backends: drivers that are separate programs, in any language, behind a unix soc
 are parsed in small pieces (:mod:`..wire`), so that their size, number or rate cannot harm the
 daemon.
 
-This package is imported only if backends are enabled. It knows only the identity of claims, and
-does not depend on slices or the kubelet.
+This package is imported only if backends are enabled. It does not depend on the checkpoint, slices
+or the kubelet.
 """

@@ -566,8 +566,8 @@ class BackendEndpoint(Endpoint):
         return self._socket is not None and self._directory.has_successor(self._socket)
 
     async def _retire(self, connection: Connection) -> None:
-        """Close a connection after its calls in flight have ended. Until then, no other process
-        works on the claims of these calls."""
+        """Close a connection after its calls in flight have ended, or after RESPONSE_SECONDS. Until
+        then, no other process works on the claims of these calls."""
         assert isinstance(connection, BackendConnection)
         try:
             with suppress(TimeoutError):
