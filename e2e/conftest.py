@@ -90,7 +90,8 @@ def skip_unsupported(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
         for marker in item.iter_markers("kubernetes"):
             if not in_range(chosen.minor, **marker.kwargs):
-                reason = f"not for Kubernetes {chosen.minor}: {marker.kwargs}"
+                limits = " and ".join(f"{name} {minor}" for name, minor in marker.kwargs.items())
+                reason = f"not for Kubernetes {chosen.minor} ({limits})"
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -349,6 +349,7 @@ def test_list_attributes_that_the_api_server_does_not_know_are_reported_and_left
 METADATA = "/var/run/kubernetes.io/dra-device-attributes"
 
 
+@SHARES
 def test_containers_read_the_attributes_of_their_devices_with_kubernetes_own_package(lab):
     lab.apply(
         template("cards", ("first", GPU), ("second", GPU)),
