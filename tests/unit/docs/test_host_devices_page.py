@@ -40,7 +40,7 @@ def test_the_attributes_in_the_recipes_exist():
 def test_the_recipes_show_the_policies_of_the_examples():
     page = (ROOT / "docs/use/device-recipes.md").read_text()
     shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S)]
-    files = re.findall(r"kubectl apply -f (\S+\.yaml) -f", page)
+    files = re.findall(r"kubectl apply -f (\S+\.yaml)", page)
     assert shown == [yaml.safe_load((ROOT / file).read_text()) for file in files]
     assert shown
 
