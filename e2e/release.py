@@ -42,6 +42,7 @@ def install(
     wait: bool = True,
     build: str = "",
     chart: Path = CHART,
+    arguments: Sequence[str] = (),
 ) -> None:
     """
     Install a release, or upgrade an installed release to these values.
@@ -51,6 +52,7 @@ def install(
     :param build: a name for the images' content; if it changes, pods are replaced, even though the
         images' tag is the same.
     :param chart: the chart; another chart uses the values of its own checkout.
+    :param arguments: further arguments for helm.
     """
     # Even without --wait, helm waits for hooks.
     waiting = [f"--timeout={WAIT_SECONDS}s", *(["--wait"] if wait else [])]
@@ -64,6 +66,7 @@ def install(
             cluster.helm(
                 *("upgrade", "--install", release.name, str(chart)),
                 *(f"--namespace={release.namespace}", "--create-namespace", *files, *waiting),
+                *arguments,
                 timeout=WAIT_SECONDS + 60,
             )
         except CommandError as error:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.api import CommandError
+from drakit_cli.setup import FIELD_MANAGER
+from e2e.cluster.api import ClusterError, CommandError
 from e2e.fixtures import release_values, wait_settled
 from e2e.kit import (
     DRIVER,
@@ -293,7 +294,15 @@ def test_definitions_that_an_earlier_release_left_are_upgraded(release, zram):
     current = checksum(release, name)
     assert current
     uninstall(release)
-    release.kubectl("annotate", "crd", name, f"{CHECKSUM}=0", "--overwrite", "--field-manager=helm")
-    install(release, values=release_values(release, zram))
+    # As after an upgrade, whose hook applies the definitions of its release.
+    left = release.get("crd", name)
+    metadata = {"name": name, "annotations": {CHECKSUM: "0"}}
+    body = json.dumps({**left, "metadata": metadata, "status": {}})
+    as_hook = ("--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}")
+    release.kubectl("apply", *as_hook, "-f", "-", input=body)
+    values = release_values(release, zram)
+    with pytest.raises(ClusterError, match=f'conflict with "{FIELD_MANAGER}"'):
+        install(release, values=values)
+    install(release, values=values, arguments=["--force-conflicts"])
     assert checksum(release, name) == current
     wait_settled(release, zram)
