@@ -121,11 +121,6 @@ class State:
 
     def ensure(self, needs: Needs, *, nodes: int) -> None:
         """Bring the cluster into the state that a page needs."""
-        # The operator may still keep the object of a removed driver, which no chart can adopt.
-        self._cluster.kubectl(
-            *("delete", "devicedrivers", "-l", "app.kubernetes.io/managed-by=drakit-operator"),
-            check=False,
-        )
         if self._known == (needs, nodes):
             return
         self._known = None
