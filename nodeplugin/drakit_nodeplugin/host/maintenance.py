@@ -13,15 +13,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
+from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_formats import crds
 from drakit_formats.resource.objects import child, children, text
 from drakit_nodeplugin.changes import Revision
-
-MISSING_SECONDS = 60.0
-"""How long the resource must be missing before its objects are treated as deleted. A starting API
-server may not serve it yet."""
+from drakit_nodeplugin.host.absence import Absence
 
 RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay before the maintenances are listed again."""
@@ -47,7 +44,7 @@ class MaintenanceWatch:
         self._session = session
         self._enabled = enabled
         self._known: dict[str, _Devices] | None = None if enabled else {}
-        self._missing_since: float | None = None
+        self._absence = Absence()
 
     def devices(self, driver: str) -> frozenset[tuple[str, str]] | None:
         """Return the devices of a driver, as pairs of pool and name, or None if they are
@@ -76,7 +73,7 @@ class MaintenanceWatch:
             on_error=self._cannot_be_read,
         )
         async for change in reflector.changes():
-            self._missing_since = None
+            self._absence.end()
             known = dict(self._known or {})
             match change:
                 case Replaced(items=items):
@@ -93,15 +90,8 @@ class MaintenanceWatch:
             self.revision.advance()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Handle an error. If the resource has been missing for :data:`MISSING_SECONDS`, there are
-        no maintenances. After any other error, this time starts again."""
-        if not isinstance(error, NotFoundError):
-            self._missing_since = None
-            return
-        now = asyncio.get_running_loop().time()
-        if self._missing_since is None:
-            self._missing_since = now
-        if now - self._missing_since >= MISSING_SECONDS:
+        """Handle an error. Without the resource, there are no maintenances."""
+        if self._absence.has_lasted(error):
             self._set({})
 
 

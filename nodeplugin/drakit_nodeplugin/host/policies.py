@@ -40,6 +40,7 @@ from drakit_daemon.logs import ProblemLog
 from drakit_driver.runtime.contract import PolicyTraits
 from drakit_driver.runtime.policies import AnyPolicies, InvalidPolicyError, PolicyFeed, read_policy
 from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.host.absence import Absence
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +49,6 @@ FILE = "policies.json"
 
 MAX_POLICIES = 256
 """Maximum number of policies in effect per driver. If there are more, the oldest ones apply."""
-
-MISSING_SECONDS = 60.0
-"""How long the resource must be missing before its policies are treated as deleted. A starting API
-server may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """Initial and maximum delay before the policies are listed again."""
@@ -316,7 +313,7 @@ class PolicyWatch:
         self._in_force: Mapping[str, CheckedPolicy] | None = None
         """The policies that the driver applied last. None if it has not applied any."""
         self._listed = False
-        self._missing_since: float | None = None
+        self._absence = Absence()
         self._problems: dict[str, str] = {}
         self._saved: list[StoredPolicy] | None = None
         self._applied = asyncio.Event()
@@ -370,24 +367,15 @@ class PolicyWatch:
                         self._table.apply(each)
                 case Deleted(object=item):
                     self._table.remove(item.name)
-            self._missing_since = None
+            self._absence.end()
             self._offer()
 
     def _cannot_be_read(self, error: ApiError) -> None:
         """Handle an error when reading policies. The driver must not wait for the policies. Its
         current policies remain until the resource is known to be missing."""
-        if not isinstance(error, NotFoundError):
-            self._missing_since = None
-        if not isinstance(error, NotFoundError | ForbiddenError):
-            return
-        if not self._feed.known:
+        if isinstance(error, NotFoundError | ForbiddenError) and not self._feed.known:
             self._offer()
-        if not isinstance(error, NotFoundError):
-            return
-        now = asyncio.get_running_loop().time()
-        if self._missing_since is None:
-            self._missing_since = now
-        elif now - self._missing_since >= MISSING_SECONDS:
+        if self._absence.has_lasted(error):
             self._table.replace(())
             self._listed = True
             self._offer()

@@ -10,7 +10,7 @@ import pytest
 from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import connect
 from drakit_formats import crds
-from drakit_nodeplugin.host import maintenance
+from drakit_nodeplugin.host import absence, maintenance
 from drakit_nodeplugin.host.maintenance import MaintenanceWatch
 from tests.fakes.tasks import until
 
@@ -81,8 +81,10 @@ async def test_taints_end_with_the_last_maintenance_of_a_device(server, watch):
         await until(lambda: found.devices("d") == frozenset())
 
 
-async def test_a_missing_definition_ends_all_taints_but_not_at_once(server, watch, monkeypatch):
-    monkeypatch.setattr(maintenance, "MISSING_SECONDS", 0.5)
+@pytest.fixture
+async def missing(server, watch, monkeypatch):
+    """A watch that knows a maintenance, and whose resource has been missing for 0.2 s of 0.5 s."""
+    monkeypatch.setattr(absence, "MISSING_SECONDS", 0.5)
     monkeypatch.setattr(maintenance, "RETRY_SECONDS", (0.05, 0.1))
     store(server)
     async with watch() as found:
@@ -90,26 +92,20 @@ async def test_a_missing_definition_ends_all_taints_but_not_at_once(server, watc
         server.served["drakit.dev"] = []
         server.drop_watches()
         await asyncio.sleep(0.2)
-        assert found.devices("d") == {("n1", "cam")}
-        await until(lambda: found.devices("d") == frozenset())
+        yield found
 
 
-async def test_a_definition_that_is_missing_for_a_moment_twice_ends_no_taints(
-    server, watch, monkeypatch
-):
-    monkeypatch.setattr(maintenance, "MISSING_SECONDS", 0.5)
-    monkeypatch.setattr(maintenance, "RETRY_SECONDS", (0.05, 0.1))
-    store(server)
-    async with watch() as found:
-        await until(lambda: found.devices("d") == {("n1", "cam")})
-        server.served["drakit.dev"] = []
-        server.drop_watches()
-        await asyncio.sleep(0.2)
-        server.fail("*", COLLECTION, status=503, reason="No", message="no", times=100)
-        await asyncio.sleep(0.6)
-        server._faults.clear()
-        await asyncio.sleep(0.2)
-        assert found.devices("d") == {("n1", "cam")}
+async def test_a_missing_definition_ends_all_taints_but_not_at_once(missing):
+    assert missing.devices("d") == {("n1", "cam")}
+    await until(lambda: missing.devices("d") == frozenset())
+
+
+async def test_a_definition_that_is_missing_for_a_moment_twice_ends_no_taints(server, missing):
+    server.fail("*", COLLECTION, status=503, reason="No", message="no", times=100)
+    await asyncio.sleep(0.6)
+    server._faults.clear()
+    await asyncio.sleep(0.2)
+    assert missing.devices("d") == {("n1", "cam")}
 
 
 async def test_without_the_permission_nothing_is_known(server, watch):
