@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 
+from drakit.text import plural
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.devices import DeviceFacts, ListValue, Version, unpacked
 from drakit_explain.model import PolicyFacts, Request, SliceFacts
@@ -116,9 +117,8 @@ def uncounted(request: Request, world: World) -> str:
             except NotEvaluatedError:
                 continue
             if number and (why := _why_uncounted(of, world)):
-                devices = f"{number} devices that match are"
-                if number == 1:
-                    devices = "1 device that matches is"
+                match = "matches is" if number == 1 else "match are"
+                devices = f"{plural(number, 'device')} that {match}"
                 return f"{devices} in ResourceSlice {of.name} {why}"
     return ""
 

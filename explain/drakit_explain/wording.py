@@ -51,14 +51,18 @@ _CONDITION = "condition"
 """The word for a taint that reflects a condition of a node."""
 
 _RULES = {
-    NodeProblem.SELECTOR.value: "its node selector or affinity excludes them",
-    NodeProblem.TAINT.value: "it does not tolerate their taint {}",
-    _CONDITION: "they have the taint {}",
-    NodeProblem.CORDONED.value: "they are cordoned",
-    _RESOURCES: "they have too little {} left",
+    NodeProblem.SELECTOR.value: "its node selector or affinity excludes {them}",
+    NodeProblem.TAINT.value: "it does not tolerate {their} taint {}",
+    _CONDITION: "{they_have} the taint {}",
+    NodeProblem.CORDONED.value: "{they_are} cordoned",
+    _RESOURCES: "{they_have} too little {} left",
     NodeProblem.CLAIM.value: "its allocated claim {} is not available there",
 }
 """The reasons why a pod cannot use nodes, keyed by the kind of rule."""
+
+_NODES = {"them": "them", "their": "their", "they_have": "they have", "they_are": "they are"}
+_ONE_NODE = {"them": "that node", "their": "the", "they_have": "it has", "they_are": "it is"}
+"""The words for several nodes and for one in :data:`_RULES`."""
 
 _ADVICE_FOR_OTHERS = (
     "ask the owner of the taint, or tolerate its key and effect{} {} in the request"
@@ -190,7 +194,7 @@ def _nodes(found: Availability) -> str:
     for kind, detail in _rules_of_nodes(found):
         kinds.setdefault(kind, []).append(detail)
     return "; ".join(
-        _RULES[kind].format(cut([each for each in details if each], NAMED_WORDS))
+        _RULES[kind].format(cut([each for each in details if each], NAMED_WORDS), **_NODES)
         for kind, details in kinds.items()
     )
 
@@ -251,10 +255,7 @@ def lacks(problem: Unusable | None) -> str:
     """Return the reason why a pod cannot use one node, in parentheses. Empty if that is unknown."""
     if problem is None:
         return ""
-    rule = _RULES[problem.problem.value].format(problem.detail)
-    rule = rule.replace("they have", "it has").replace("they are", "it is")
-    rule = rule.replace("excludes them", "excludes that node")
-    return f" ({rule.replace('their taint', 'the taint')})"
+    return f" ({_RULES[problem.problem.value].format(problem.detail, **_ONE_NODE)})"
 
 
 def shown(expression: str) -> str:
